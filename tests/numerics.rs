@@ -793,7 +793,9 @@ fn pipelines_in_a_v() {
         (megascale, "v-min+add-grads", false, 8, 9, Parallelism { pp: 4, zero: 1, dp: 2, ..one }),
         (llama, "v-min", true, 8, 5, Parallelism { pp: 4, recompute: Recompute::Full, ..one }),
         (qwen3, "zb-v+first-stage-3+last-stage-1", false, 8, 5, Parallelism { pp: 2, tp: 2, ..one }),
-    ] as [(Family, _, _, _, _, _); 10]
+        (llama, "dualpipe-v+tp-overlap", false, 4, 5, Parallelism { pp: 2, tp: 2, ..one }),
+        (llama, "v-half+tp-overlap", false, 4, 4, Parallelism { pp: 2, tp: 2, ..one }),
+    ] as [(Family, _, _, _, _, _); 12]
     {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
@@ -813,7 +815,8 @@ fn gradients_of_weights_come_later_of_what_is_computed_again() {
         (latent, "zb-h1", false, 4, 4, Parallelism { pp: 2, ring: 2, ..one }),
         (bloom, "zb-v", false, 6, 4, Parallelism { pp: 3, vp: 2, ulysses: 2, ..one }),
         (palm, "v-half+tp-overlap", false, 4, 5, Parallelism { pp: 2, vp: 2, tp: 2, ..one }),
-    ] as [(Family, _, _, _, _, _); 6]
+        (llama, "zb-h1+tp-overlap", false, 4, 3, Parallelism { pp: 2, tp: 2, ..one }),
+    ] as [(Family, _, _, _, _, _); 7]
     {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };

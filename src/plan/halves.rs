@@ -34,7 +34,7 @@ impl Builder {
         assert!(self.keeps_names(), "a block without buffers cannot be cut in two");
         let whole = self.blocks[block as usize].clone();
         assert!(whole.ops.iter().all(|op| op.lane.is_some()), "{}: a call cannot be cut in two", whole.name);
-        let (cut, left) = cut(&whole.ops, gradients);
+        let (cut, left) = cut(&whole.ops, gradients, &|tensor| self.tensors[tensor as usize].rows());
         let names = left.iter().map(|left| format!("kept.{}", self.tensors[left.of.tensor() as usize].name));
         let formals: Vec<String> = whole.formals.iter().cloned().chain(names).collect();
         let half = |first, name| {
@@ -56,8 +56,18 @@ struct Cut {
     sources: Vec<Vec<BTreeSet<usize>>>,
 }
 
-fn cut(ops: &[Op], gradients: &[u32]) -> (Cut, Vec<Left>) {
-    let bufs: Vec<(Vec<Buf>, Vec<Buf>)> = ops.iter().map(Op::bufs).collect();
+/// `rows`: of a slot of a tensor.
+fn cut(ops: &[Op], gradients: &[u32], rows: &dyn Fn(TensorId) -> u64) -> (Cut, Vec<Left>) {
+    // What is written chunk by chunk may be read whole.
+    let all_rows = |buf: Buf| match buf.of {
+        TensorRef::Tensor(tensor) => Buf { rows: buf.rows.or(Some([0, rows(tensor)])), ..buf },
+        TensorRef::Formal(_) => buf,
+    };
+    let with_rows = |op: &Op| {
+        let (reads, writes) = op.bufs();
+        (reads.into_iter().map(all_rows).collect(), writes.into_iter().map(all_rows).collect())
+    };
+    let bufs: Vec<(Vec<Buf>, Vec<Buf>)> = ops.iter().map(with_rows).collect();
     let sources: Vec<Vec<BTreeSet<usize>>> =
         (0..ops.len()).map(|i| bufs[i].0.iter().map(|read| writers(&bufs, i, read)).collect()).collect();
     let mut stay = BTreeSet::new();
@@ -71,21 +81,40 @@ fn cut(ops: &[Op], gradients: &[u32]) -> (Cut, Vec<Left>) {
     }
 }
 
-/// Who wrote what the op `at` reads: the last to write all of it, and whoever wrote parts of it since.
+/// Who wrote what the op `at` reads: of every row the last to write it, and whoever has added to it since.
 fn writers(bufs: &[(Vec<Buf>, Vec<Buf>)], at: usize, read: &Buf) -> BTreeSet<usize> {
-    let mut found = BTreeSet::new();
+    let (mut found, mut open) = (BTreeSet::new(), vec![*read]);
     for earlier in (0..at).rev() {
         let (reads, writes) = &bufs[earlier];
-        let hits = || writes.iter().filter(|write| overlap(write, read));
-        if hits().next().is_some() {
-            found.insert(earlier);
+        let hits: Vec<&Buf> = writes.iter().filter(|write| open.iter().any(|part| overlap(write, part))).collect();
+        if hits.is_empty() {
+            continue;
         }
-        let adds = reads.iter().any(|r| overlap(r, read));
-        if !adds && hits().any(|write| covers(write, read)) {
+        found.insert(earlier);
+        if reads.iter().any(|r| overlap(r, read)) {
+            continue;
+        }
+        for write in hits {
+            open = open.iter().flat_map(|part| without(part, write)).collect();
+        }
+        if open.is_empty() {
             break;
         }
     }
     found
+}
+
+/// What of `part` is not written by `write`. Of the formals of a block it is not known how long they are.
+fn without(part: &Buf, write: &Buf) -> Vec<Buf> {
+    match (part.rows, write.rows) {
+        _ if !same_slot(part, write) => vec![*part],
+        (_, None) => vec![],
+        (None, Some(_)) => vec![*part],
+        (Some([start, end]), Some([from, to])) => {
+            let rows = [[start, end.min(from)], [start.max(to), end]].into_iter().filter(|[from, to]| from < to);
+            rows.map(|rows| Buf { rows: Some(rows), ..*part }).collect()
+        }
+    }
 }
 
 fn same_slot(a: &Buf, b: &Buf) -> bool {
@@ -95,15 +124,6 @@ fn same_slot(a: &Buf, b: &Buf) -> bool {
 fn overlap(a: &Buf, b: &Buf) -> bool {
     let apart = |[from, to]: [u64; 2], [start, end]: [u64; 2]| to <= start || end <= from;
     same_slot(a, b) && !matches!((a.rows, b.rows), (Some(a), Some(b)) if apart(a, b))
-}
-
-fn covers(a: &Buf, b: &Buf) -> bool {
-    same_slot(a, b)
-        && match (a.rows, b.rows) {
-            (None, _) => true,
-            (Some([from, to]), Some([start, end])) => from <= start && end <= to,
-            (Some(_), None) => false,
-        }
 }
 
 /// The ops that write what others than the optimizer wait for, those that have to `stay` with them, and all that they
@@ -173,7 +193,8 @@ impl Cut {
         all
     }
 
-    /// A value that an op of the first half reads together with another, or adds to behind the second's back.
+    /// A value that an op of the first half reads together with another, adds to behind the second's back, or writes again
+    /// before the second has read it.
     fn torn<'l>(&self, bufs: &[(Vec<Buf>, Vec<Buf>)], all: &'l [Left]) -> Option<&'l Left> {
         all.iter().find(|left| {
             (0..bufs.len()).any(|at| {
@@ -181,7 +202,12 @@ impl Cut {
                 let of_it: Vec<_> = reads.filter(|(_, sources)| !sources.is_disjoint(&left.writers)).collect();
                 let mixed = of_it.iter().any(|(_, sources)| !sources.is_subset(&left.writers));
                 let writes = || bufs[at].1.iter().any(|write| same_slot(write, &left.of));
-                mixed || (!of_it.is_empty() && !left.writers.contains(&at) && writes() && adds(bufs, at, &left.of))
+                let again = |read: &Buf| {
+                    left.writers.range(at + 1..).any(|&later| bufs[later].1.iter().any(|write| overlap(write, read)))
+                };
+                let gone = !self.first[at] && of_it.iter().any(|(read, _)| again(read));
+                gone || mixed
+                    || (!of_it.is_empty() && !left.writers.contains(&at) && writes() && adds(bufs, at, &left.of))
             })
         })
     }
@@ -284,6 +310,32 @@ mod tests {
             line("dw1", &["kept.s", "idle", "g"], &["g"]),
         ];
         assert_eq!(said(&b, halves.weights), second);
+    }
+
+    /// Two values of one buffer, written a chunk at a time and read whole, are two things that are kept.
+    #[test]
+    fn chunks_of_two_values_are_kept_apart() {
+        let mut b = Builder::new();
+        let s = b.tensor("s", &[4], F32, TensorKind::Workspace, 1);
+        b.open("bwd");
+        let [g, x, dy, dx] = ["g", "x", "dy", "dx"].map(|name| b.formal(name));
+        let op = || Kernel::Add { elems: 2, trim: None };
+        for half in [[0, 2], [2, 4]] {
+            b.compute("dy2", op(), &[dy], &[s.rows(half[0], half[1])]);
+        }
+        b.compute("dw2", op(), &[s, x, g.rows(0, 4)], &[g.rows(0, 4)]);
+        b.compute("dx2", op(), &[s], &[dx]);
+        for half in [[0, 2], [2, 4]] {
+            b.compute("dy1", op(), &[dx], &[s.rows(half[0], half[1])]);
+        }
+        b.compute("dw1", op(), &[s, x, g.rows(4, 8)], &[g.rows(4, 8)]);
+        b.compute("dx1", op(), &[s], &[dx]);
+        let block = b.close();
+        let halves = b.halve(block, &[0]);
+        assert_eq!(halves.kept.len(), 2);
+        let names = b.blocks[halves.weights as usize].formals.len() as u32;
+        let reads: Vec<TensorRef> = b.blocks[halves.weights as usize].ops.iter().map(|op| op.bufs().0[0].of).collect();
+        assert_eq!(reads, [TensorRef::Formal(names - 2), TensorRef::Formal(names - 1)]);
     }
 
     /// A gradient of weights made of what the first half overwrites stays with it.
