@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// Whether each tensor does: weights, optimizer state and gradients, but gradients that the optimizer does not read. These
 /// are whole only until ranks have summed them into their shares, and what comes behind that may have their bytes; so in
 /// Megatron-LM's distributed optimizer, whose shares are slices of the buffer of gradients. Where the optimizer is on the host
-/// it reads copies, and what they are of lasts.
+/// it reads copies, and so what they are of.
 pub fn lasting(plan: &Plan) -> Vec<bool> {
     let mut read = Read { plan, blocks: vec![None; plan.blocks.len()] };
     let mut updated: BTreeSet<TensorRef> = BTreeSet::new();
@@ -17,9 +17,8 @@ pub fn lasting(plan: &Plan) -> Vec<bool> {
     let passes = |of: &Tensor, id: TensorId| {
         of.kind == TensorKind::Grad && Some(id) != loss && !updated.contains(&TensorRef::Tensor(id))
     };
-    let away = plan.tensors.iter().any(|of| of.host && of.kind == TensorKind::Grad);
-    let all_last = away || updated.is_empty();
-    let lasts = |(of, id): (&Tensor, TensorId)| of.kind.persists() && (all_last || !passes(of, id));
+    let none = updated.is_empty();
+    let lasts = |(of, id): (&Tensor, TensorId)| of.kind.persists() && (none || !passes(of, id));
     plan.tensors.iter().zip(0..).map(lasts).collect()
 }
 
@@ -37,6 +36,8 @@ impl Read<'_> {
                 OpKind::Compute { kernel: Kernel::Adam { .. }, reads, .. } => {
                     all.extend(reads.iter().map(|buf| buf.of))
                 }
+                // Gradients are copied for the optimizer alone.
+                OpKind::Copy { src, .. } => drop(all.insert(src.of)),
                 OpKind::Call { block, args, .. } => {
                     for of in self.by_block(*block) {
                         all.insert(match of {
@@ -93,6 +94,8 @@ mod tests {
         assert_eq!(last(0, "default"), [true, false, true, true, true, false]);
         assert_eq!(last(1, "default"), [false, false, true, true, true, false]);
         assert_eq!(last(2, "default"), [false, true, true, true, true, false]);
-        assert_eq!(last(1, "offload-optimizer"), [true, false, true, true, true, false]);
+        assert_eq!(last(0, "offload-optimizer"), [true, false, true, true, true, false]);
+        assert_eq!(last(1, "offload-optimizer"), [false, false, true, true, true, false]);
+        assert_eq!(last(2, "offload-optimizer"), [false, true, true, true, true, false]);
     }
 }
