@@ -81,6 +81,7 @@ pub struct Experts {
     /// The pipeline makes gradients of weights apart from those of inputs.
     is_halved: bool,
 }
+
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
 pub struct Parts {
@@ -115,6 +116,33 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
     }
 }
 
+/// Whose kernels carry the rows: a library's own, or NCCL's.
+fn engine(algo: ExchangeAlgo, engines: Engines) -> Engine {
+    match algo {
+        ExchangeAlgo::DeepepNormal { sms }
+        | ExchangeAlgo::DeepepV2Hybrid { sms }
+        | ExchangeAlgo::HybridEp { sms }
+        | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
+        _ => engines.collective,
+    }
+}
+
+/// The routes of tokens, apart from the one that stands behind them: of gradients of experts that several slots hold, or of
+/// weights of shadowed ones.
+fn apart(routes: &[Route]) -> (&[Route], Option<Sums>, Option<Shadow>) {
+    match routes {
+        [tokens, way] if tokens.shadows > 0 => {
+            let shadow = Shadow { route: 1, slots: u64::from(tokens.shadows), owned: way.most_tokens() };
+            (&routes[..1], None, Some(shadow))
+        }
+        [tokens, sums] if !tokens.holds.is_empty() => {
+            let [slots, copies] = [Layout::Tokens, Layout::Copies].map(|layout| layout.capacity(sums));
+            (&routes[..1], Some(Sums { route: 1, slots, copies }), None)
+        }
+        _ => (routes, None, None),
+    }
+}
+
 impl Experts {
     /// None for a model without experts.
     pub fn new(
@@ -126,20 +154,7 @@ impl Experts {
         tokens: u64,
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
-        // With copies of experts, the route of their gradients stands behind that of all tokens.
-        let (routes, sums, shadow) = match &routes[1..] {
-            [way] if route.shadows > 0 => (
-                &routes[..1],
-                None,
-                Some(Shadow { route: 1, slots: u64::from(route.shadows), owned: way.most_tokens() }),
-            ),
-            [sums] if !route.holds.is_empty() => {
-                let capacity = |layout: Layout| layout.capacity(sums);
-                let [slots, copies] = [Layout::Tokens, Layout::Copies].map(capacity);
-                (&routes[..1], Some(Sums { route: 1, slots, copies }), None)
-            }
-            _ => (routes, None, None),
-        };
+        let (routes, sums, shadow) = apart(routes);
         let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
         let (h, f, slots) = (moe.width(model.hidden), moe.ffn, u64::from(route.own_slots()));
         let (up, wide) = match model.mlp {
@@ -156,18 +171,11 @@ impl Experts {
         let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
         let algo = algo(&par.options, tokens);
         let again = par.options.recompute_moe && model.pattern.is_empty();
-        let engine = match algo {
-            ExchangeAlgo::DeepepNormal { sms }
-            | ExchangeAlgo::DeepepV2Hybrid { sms }
-            | ExchangeAlgo::HybridEp { sms }
-            | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
-            _ => engines.collective,
-        };
         Some(Experts {
             route: 0,
             ranks: route.ranks,
             algo,
-            engine,
+            engine: engine(algo, engines),
             sums_engine: engines.collective,
             fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
             fp8: par.options.fp8,

@@ -16,7 +16,7 @@ use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
 use super::{Flats, linear, linear_dw, linear_dx, with};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{Documents, LlmSpec, MlaSpec};
+use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, Workload};
 
 /// Rows of the flat weight tensor.
 pub struct WeightRows {
@@ -133,6 +133,34 @@ pub struct Scratch {
 pub type Room = Option<Buf>;
 
 impl Latent {
+    /// `seq`: tokens of one sequence on this rank; `share`: those of a microbatch between the products.
+    pub fn new(
+        (mla, rows): (MlaSpec, WeightRows),
+        model: &LlmSpec,
+        work: &Workload,
+        par: &Parallelism,
+        tp: TensorParallel,
+        [seq, share]: [u64; 2],
+        segs: &Segs,
+    ) -> Latent {
+        Latent {
+            mla,
+            rows,
+            heads: model.heads / tp.ranks,
+            hidden: model.hidden,
+            theta: model.rope_theta,
+            batch: work.micro_batch,
+            tokens: work.micro_batch * seq,
+            share,
+            segs: segs.clone(),
+            documents: work.documents.clone(),
+            dtype: work.dtype,
+            tp,
+            fp8: par.options.fp8,
+            again: par.options.recompute_mla_up,
+        }
+    }
+
     /// Elements of a head's query and key.
     fn qk(&self) -> u64 {
         self.mla.nope_dim + self.mla.rope_dim

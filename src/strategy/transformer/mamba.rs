@@ -20,7 +20,7 @@ use super::super::weights::{Rows, Weights};
 use super::Flats;
 use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::{Buf, Builder, Dtype, Kernel, TensorKind};
-use crate::spec::MambaSpec;
+use crate::spec::{LlmSpec, MambaSpec, Workload};
 
 /// Rows of the flat weight tensor.
 pub struct WeightRows {
@@ -93,6 +93,20 @@ pub struct Scratch {
 }
 
 impl Mamba {
+    /// `tp` ranks share the heads; `seq`: tokens of one sequence on this rank.
+    pub fn new(
+        (spec, rows): (MambaSpec, WeightRows),
+        model: &LlmSpec,
+        work: &Workload,
+        tp: u64,
+        seq: u64,
+        grads: Dtype,
+        spread: Option<Spread>,
+    ) -> Mamba {
+        let (batch, eps, dtype) = (work.micro_batch, model.rms_eps, work.dtype);
+        Mamba { spec: spec.part(tp), rows, batch, seq, eps, dtype, grads, spread }
+    }
+
     fn tokens(&self) -> u64 {
         self.batch * self.seq
     }
