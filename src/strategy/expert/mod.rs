@@ -259,10 +259,6 @@ impl Experts {
         self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, first: 0, n, k, fp8 }, reads, &[y]);
     }
 
-    fn at(flat: Buf, rows: Rows) -> Buf {
-        flat.rows(rows[0], rows[1])
-    }
-
     fn router(&self) -> [ExpertOp; 2] {
         let (rows, experts, topk, gate) = (self.tokens, self.experts, self.topk, self.gate);
         [ExpertOp::Router { rows, experts, topk, gate }, ExpertOp::RouterBwd { rows, experts, topk, gate }]
@@ -302,7 +298,7 @@ impl Experts {
         let (to, landed) = ((keep.x(), keep.weighs), keep.codes.or(s.landed_codes));
         let from = (rows, Some(s.gates));
         self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, from, (to, landed), beside_dispatch);
-        let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        let [gate_up, down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up());
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up());
@@ -352,8 +348,8 @@ impl Experts {
         // The rows of y are not needed again: its gradient takes their place.
         let to = ((s.y, s.d_weighs), s.landed_codes);
         self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
-        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
-        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
+        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
+        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| g.experts.at(rows));
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);

@@ -162,11 +162,10 @@ impl Mamba {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.forward_spread(b, s, w, keep, (spread, spread_s));
         }
-        let at = |r: Rows| w.rows(r[0], r[1]);
-        b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, at(self.rows.conv)], &[s.xbc]);
-        b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, at(self.rows.heads)], &[keep.y]);
+        b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, w.at(self.rows.conv)], &[s.xbc]);
+        b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, w.at(self.rows.heads)], &[keep.y]);
         let norm = self.kernel(SsmOp::Norm { eps: self.eps });
-        b.compute("gated_norm", norm, &[keep.y, keep.proj, at(self.rows.norm)], &[keep.normed]);
+        b.compute("gated_norm", norm, &[keep.y, keep.proj, w.at(self.rows.norm)], &[keep.normed]);
     }
 
     /// From `s.d_normed` to [`d_proj`](Mamba::d_proj), and the weights' gradients added to `g`; returns the last op.
@@ -174,7 +173,7 @@ impl Mamba {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.backward_spread(b, s, [w, g], keep, (spread, spread_s));
         }
-        let both = |r: Rows| [w, g].map(|flat| flat.rows(r[0], r[1]));
+        let both = |r: Rows| [w, g].map(|flat| flat.at(r));
         let [conv, d_conv] = both(self.rows.conv);
         b.compute("conv_again", self.kernel(SsmOp::Conv), &[keep.proj, conv], &[s.xbc]);
         let [norm, d_norm] = both(self.rows.norm);
