@@ -25,8 +25,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// `v_dim`: elements of a head's value, where they are not those of its key. `dropout` is that of the probabilities,
-    /// where they are in memory; a fused kernel drops none here.
+    /// `v_dim`: elements of a head's value, where they are not those of its key. `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
     pub fn new(p: &AttentionSpec, v_dim: Option<u64>, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
         Way::of_chunk(p, v_dim, dropout, par, engines, None)
     }

@@ -17,6 +17,41 @@ use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Workload};
 use std::sync::OnceLock;
 
+/// The ranks that hold the same weights outside of experts, and the same experts. `acc`: of sums and of optimizer state.
+fn replicas(
+    work: &Workload,
+    par: &Parallelism,
+    engine: Engine,
+    acc: Dtype,
+    accumulate: bool,
+    has_experts: bool,
+) -> [DataParallel; 2] {
+    let of = |group, ranks, zero, views| DataParallel {
+        group,
+        ranks,
+        // Behind the view of all ranks, and that of experts.
+        hybrid: groups_of(par)
+            .map(|groups| Hybrid::of_view(views + u8::from(has_experts), (ranks / u64::from(groups)) as u32)),
+        zero,
+        accumulate,
+        no_sync: par.options.no_sync,
+        all_reduce: par.options.all_reduce_grads,
+        offload: par.options.offload_optimizer,
+        dtype: work.dtype,
+        acc,
+        grads: if par.options.bf16_grads { work.dtype } else { acc },
+        moments: if par.options.bf16_moments { work.dtype } else { acc },
+        no_master: par.options.no_master,
+        engine,
+    };
+    // Tensor-parallel ranks and stages hold different weights.
+    let same = u64::from(par.ranks() / (par.tp * par.pp));
+    let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
+    // Where all else is whole everywhere, nothing of a layer comes and goes.
+    let zero = if same == 1 { par.zero.min(1) } else { par.zero };
+    [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
+}
+
 impl<'a> Step<'a> {
     pub(super) fn new(
         mut b: Builder,
@@ -94,41 +129,6 @@ impl<'a> Step<'a> {
             last_microbatch: 0,
         })
     }
-}
-
-/// The ranks that hold the same weights outside of experts, and the same experts. `acc`: of sums and of optimizer state.
-fn replicas(
-    work: &Workload,
-    par: &Parallelism,
-    engine: Engine,
-    acc: Dtype,
-    accumulate: bool,
-    has_experts: bool,
-) -> [DataParallel; 2] {
-    let of = |group, ranks, zero, views| DataParallel {
-        group,
-        ranks,
-        // Behind the view of all ranks, and that of experts.
-        hybrid: groups_of(par)
-            .map(|groups| Hybrid::of_view(views + u8::from(has_experts), (ranks / u64::from(groups)) as u32)),
-        zero,
-        accumulate,
-        no_sync: par.options.no_sync,
-        all_reduce: par.options.all_reduce_grads,
-        offload: par.options.offload_optimizer,
-        dtype: work.dtype,
-        acc,
-        grads: if par.options.bf16_grads { work.dtype } else { acc },
-        moments: if par.options.bf16_moments { work.dtype } else { acc },
-        no_master: par.options.no_master,
-        engine,
-    };
-    // Tensor-parallel ranks and stages hold different weights.
-    let same = u64::from(par.ranks() / (par.tp * par.pp));
-    let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
-    // Where all else is whole everywhere, nothing of a layer comes and goes.
-    let zero = if same == 1 { par.zero.min(1) } else { par.zero };
-    [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
 }
 
 fn pipeline(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pipeline> {
