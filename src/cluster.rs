@@ -217,6 +217,15 @@ fn used_of_a_node(spec: &ClusterSpec, gpus: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
+impl Cluster {
+    /// One that is shipped, for the tests of whatever sees clusters.
+    pub fn shipped(name: &str, gpus: u32) -> Cluster {
+        let spec = ClusterSpec::find(name).unwrap();
+        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -226,9 +235,7 @@ mod tests {
 
     #[test]
     fn groups_that_nodes_split() {
-        let racks = |gpus: u32| {
-            Cluster::new(&ClusterSpec::find("gb200-nvl72").unwrap(), &GpuSpec::find("gb200").unwrap(), gpus).unwrap()
-        };
+        let racks = |gpus: u32| Cluster::shipped("gb200-nvl72", gpus);
         // 64 of each rack are used, and all 72.
         assert_eq!([128, 144].map(|gpus| racks(gpus).unsplit(16)), [None, Some(128)]);
         assert_eq!([8, 64, 72, 144].map(|group| racks(144).unsplit(group)), [None, Some(128), None, None]);
@@ -272,14 +279,10 @@ mod tests {
         assert_eq!(dgx(3).unwrap().nodes(), 1);
     }
 
-    fn of(name: &str, gpus: u32) -> Cluster {
-        let spec = ClusterSpec::find(name).unwrap();
-        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
-    }
-
     #[test]
     fn a_job_takes_racks_as_evenly_as_trays_allow() {
-        let shape = |gpus| (of("gb200-nvl72", gpus).nodes(), of("gb200-nvl72", gpus).per_node());
+        let shape =
+            |gpus| (Cluster::shipped("gb200-nvl72", gpus).nodes(), Cluster::shipped("gb200-nvl72", gpus).per_node());
         assert_eq!([shape(8), shape(72)], [(1, 72), (1, 72)]);
         assert_eq!([shape(128), shape(144), shape(256), shape(512)], [(2, 64), (2, 72), (4, 64), (8, 64)]);
     }
@@ -296,7 +299,7 @@ mod tests {
 
     #[test]
     fn pods_narrow_what_leaves_them() {
-        let c = of("h100-24k-roce", 16384);
+        let c = Cluster::shipped("h100-24k-roce", 16384);
         let pod = 3072;
         assert_eq!(c.uplink_share(&[0, pod - 1]), 1.0);
         assert_eq!(c.uplink_share(&[0, pod]), 1.0 / 7.0);
@@ -312,7 +315,7 @@ mod tests {
 
     #[test]
     fn sockets_share_a_bridge() {
-        let c = of("l40s-pcie", 8);
+        let c = Cluster::shipped("l40s-pcie", 8);
         let rate = |members: &[u32]| c.bridge(members).map(|b| b.value() / 1e9);
         assert_eq!([rate(&[0, 3]), rate(&[0, 4])], [None, Some(5.5)]);
         assert_eq!(rate(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(22.0));
@@ -320,7 +323,7 @@ mod tests {
 
     #[test]
     fn paths_go_as_high_as_they_have_to() {
-        let c = of("h100-24k-roce", 16384);
+        let c = Cluster::shipped("h100-24k-roce", 16384);
         let nic = |node, nic| (Link::NicOut { node, nic }, Link::NicIn { node, nic });
         assert_eq!(c.path(3, 3).links, []);
         assert_eq!(c.path(0, 7).links, [Link::Out(0), Link::In(7)]);
@@ -331,16 +334,16 @@ mod tests {
         assert!((c.capacity(up).value() - 3072.0 * 48.5e9 / 7.0).abs() < 1.0);
         assert_eq!(c.path(0, 13).latency, c.spec.scale_out.as_ref().unwrap().latency.value);
         // Two GPUs of the A100 nodes with four NICs share one.
-        let shared = of("a100-4x200", 16);
+        let shared = Cluster::shipped("a100-4x200", 16);
         assert_eq!([shared.nic_of(0), shared.nic_of(1), shared.nic_of(2), shared.nic_of(15)], [0, 0, 1, 3]);
-        let bridged = of("l20-pcie", 8);
+        let bridged = Cluster::shipped("l20-pcie", 8);
         assert!(bridged.path(0, 4).links.contains(&Link::Bridge { node: 0, socket: 0 }));
         assert!(!bridged.path(4, 5).links.iter().any(|l| l.class() == LinkClass::Bridge));
     }
 
     #[test]
     fn rails_change_inside_the_node() {
-        let mut c = of("dgx-h100", 16);
+        let mut c = Cluster::shipped("dgx-h100", 16);
         let out = c.spec.scale_out.as_mut().unwrap();
         (out.rails, out.pxn) = (true, true);
         let links = c.path(1, 12).links;

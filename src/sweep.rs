@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod frames;
 pub mod grid;
 pub mod longest;
+mod point;
 mod remedy;
 pub mod search;
 mod shadow;
@@ -18,8 +19,9 @@ mod store;
 pub mod summary;
 
 pub use asked::{trained, usual_batch};
-pub use case::{Case, Point};
+pub use case::Case;
 pub use grid::{Also, Batch, Grid};
+pub use point::Point;
 
 use crate::error::Result;
 use crate::report::Row;

@@ -5,9 +5,11 @@
 mod checkpoint_states;
 mod cuda_double;
 mod cuda_emulator;
+mod dense;
 
 use checkpoint_states::{from_to, states};
 use cuda_double::Double;
+use dense::error;
 use foretrain::act::work_of;
 use foretrain::calibrate::{Effort, gpu};
 use foretrain::collective::count::sent_by;
@@ -58,14 +60,6 @@ fn steps(plan: &Plan, devices: &[u32], count: u64, seed: u64) -> Vec<Run> {
     })
     .unwrap();
     runs
-}
-
-/// The largest difference, relative to the largest value.
-fn error(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
-    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
 }
 
 /// bf16 keeps 8 bits, and a gradient is behind some dozen roundings of it.

@@ -1,12 +1,13 @@
 //! What is kept in the host's memory: the numbers of the dense reference, bytes and peaks of both memories as planned,
 //! costed and simulated alike, and plans changed for the worse.
 
+mod dense;
 mod plans;
 
+use dense::{config, error, reference, run};
 use foretrain::cost::{Effort, cost};
-use foretrain::exec::reference::{DenseConfig, StepResult, step};
 use foretrain::exec::source::Source;
-use foretrain::exec::{Options, Run, execute};
+use foretrain::exec::{Options, Run};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::*;
@@ -40,26 +41,6 @@ fn work(par: &Parallelism, seq_len: u64, batches: u64, dtype: Dtype) -> Workload
     Workload { seq_len, global_batch, micro_batch: 1, dtype, documents: Default::default() }
 }
 
-fn run(plan: &Plan) -> Run {
-    let devices = (0..plan.ranks()).map(|rank| rank % 2).collect();
-    execute(plan, &Options::new(7, devices, true)).expect("the plan runs")
-}
-
-fn reference(plan: &Plan) -> StepResult {
-    let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-    let cfg = DenseConfig { documents, ..DenseConfig::from(plan.model().unwrap()) };
-    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
-    step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().unwrap())
-}
-
-fn error(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs() / scale);
-    // A NaN means that something unwritten was read.
-    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) })
-}
-
 fn layouts(plan: &Plan) -> Vec<Layout> {
     let atoms = AtomTable::new(plan).unwrap();
     (0..plan.programs.len() as u32).map(|p| Layout::new(plan, &atoms, p).unwrap()).collect()
@@ -68,7 +49,7 @@ fn layouts(plan: &Plan) -> Vec<Layout> {
 /// In f64 the plan's numbers are the reference's but for the order of sums, and both memories peak as planned.
 fn holds(model: &LlmSpec, par: &Parallelism, seq_len: u64, batches: u64) -> Plan {
     let plan = build(model, &work(par, seq_len, batches, Dtype::F64), par, SM).unwrap();
-    let (got, want) = (run(&plan), reference(&plan));
+    let (got, want) = (run(&plan), reference(&plan, &config(&plan)));
     assert!(error(&[got.loss], &[want.loss]) < 1e-10, "{par:?}: loss {} is not {}", got.loss, want.loss);
     assert_eq!(got.hidden.len(), want.hidden.len());
     for (got, want) in got.hidden.iter().zip(&want.hidden) {
@@ -271,7 +252,7 @@ fn plans_that_mix_up_the_memories_are_refused() {
 fn a_copy_of_another_layer_is_found_out_by_the_numbers() {
     let par = way("offload-activations");
     let mut plan = build(&small(4, 4, 2), &work(&par, 16, 1, Dtype::F64), &par, SM).unwrap();
-    let want = reference(&plan);
+    let want = reference(&plan, &config(&plan));
     // Layers find each other's inputs: the walk over the host's slots begins one too low, and wraps.
     let host = plan.tensors.iter().position(|t| t.name == "x_host").unwrap() as u32;
     let calls = plan.blocks.iter_mut().flat_map(|b| &mut b.ops).filter_map(|op| match &mut op.kind {
@@ -331,7 +312,7 @@ fn chunks_of_masks_and_of_other_layers_give_the_reference() {
 
     let work = Workload { documents: vec![3, 10, 19].into(), ..work(&par, 32, 1, Dtype::F64) };
     let plan = build(&small(2, 4, 2), &work, &par, SM).unwrap();
-    let (got, want) = (run(&plan), reference(&plan));
+    let (got, want) = (run(&plan), reference(&plan, &config(&plan)));
     for (name, want) in &want.grads {
         assert!(error(&got.grads[name], want) < 1e-9, "documents: gradient of {name}");
     }
@@ -426,7 +407,7 @@ fn chunks_that_cannot_be_are_refused() {
 fn a_chunk_in_the_wrong_place_is_found_out_by_the_numbers() {
     let par = Parallelism { ulysses: 2, ..way("fpdt-4") };
     let plan = build(&small(2, 4, 2), &work(&par, 16, 1, Dtype::F64), &par, SM).unwrap();
-    let want = reference(&plan);
+    let want = reference(&plan, &config(&plan));
     let mut mutants = 0;
     for block in 0..plan.blocks.len() {
         for at in 0..plan.blocks[block].ops.len() {

@@ -1,15 +1,11 @@
 //! Copies of experts and limits of what an expert takes, in whole steps: run for real they give the dense f64 reference
 //! that drops the same tokens, all gradients included; counts conserve; cost and simulation say the same of them.
 
+mod dense;
 mod plans;
 
-use foretrain::collective::count::sent_by;
+use dense::{config, error, reference, run};
 use foretrain::cost::{self, cost};
-use foretrain::exec::reference::{DenseConfig, Experts, StepResult, step};
-use foretrain::exec::source::Source;
-use foretrain::exec::{Options, Run, execute, routing};
-use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::memory::Layout as Memory;
 use foretrain::plan::route::DROPPED;
 use foretrain::plan::*;
 use foretrain::routing::imbalance;
@@ -74,48 +70,11 @@ impl Step {
     }
 }
 
-fn run(plan: &Plan) -> Run {
-    execute(plan, &Options::new(7, (0..plan.ranks()).map(|r| r % 2).collect(), true)).expect("the plan runs")
-}
-
-fn reference(plan: &Plan) -> StepResult {
-    let cfg = DenseConfig::from(plan.model().unwrap());
-    let experts = cfg.experts.map(|e| Experts { choices: routing::choices(plan), ..e });
-    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
-    let weights = Source::seeded(7).weights(plan);
-    step(&DenseConfig { experts, ..cfg }, &weights, &tokens, &targets, &plan.optimizer().unwrap())
-}
-
-fn error(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
-    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
-}
-
-/// Loss, gradients and new weights are the reference's, bytes and peaks the planned ones.
+/// The plan gives the reference; `what` is printed with what does not hold.
+#[track_caller]
 fn holds(what: &str, plan: &Plan) {
-    let (got, want) = (run(plan), reference(plan));
-    let near = |name: &str, got: &[f64], want: &[f64], most: f64| {
-        let e = error(got, want);
-        assert!(e <= most, "{what}, {name}: error {e:.3e}");
-    };
-    near("loss", &[got.loss], &[want.loss], 1e-10);
-    assert_eq!(got.grads.len(), want.grads.len());
-    for (name, want) in &want.grads {
-        near(name, &got.grads[name], want, 1e-10);
-    }
-    for (name, want) in &want.new_params {
-        near(name, &got.weights[name], want, 1e-7);
-    }
-    let atoms = AtomTable::new(plan).unwrap();
-    let program = |rank: u32| plan.program_of(rank);
-    for rank in 0..plan.ranks() {
-        let line = Line::program(plan, &atoms, program(rank)).unwrap();
-        assert_eq!(got.sent_bytes[rank as usize], sent_by(plan, &line, rank), "{what}: bytes of rank {rank}");
-        let memory = Memory::new(plan, &atoms, program(rank)).unwrap();
-        assert_eq!(got.peak_bytes[rank as usize], memory.bytes, "{what}: peak of rank {rank}");
-    }
+    println!("{what}");
+    dense::holds(plan, 1e-10);
 }
 
 const WAYS: [&str; 7] = [
@@ -190,7 +149,7 @@ fn copies_even_out_what_ranks_compute_and_take_memory() {
 #[test]
 fn copies_that_are_not_summed_are_caught() {
     let mut plan = of(4, "replicas-4", "zipf:1.5").plan();
-    let want = reference(&plan);
+    let want = reference(&plan, &config(&plan));
     let mut blinded = 0;
     for block in &mut plan.blocks {
         let total = |name: &str| {
@@ -274,7 +233,7 @@ fn shadows_take_rows_off_the_way_and_weights_onto_it() {
 #[test]
 fn shadows_that_do_not_come_home_are_caught() {
     let mut plan = of(4, "shadow-2", "zipf:1.5").plan();
-    let want = reference(&plan);
+    let want = reference(&plan, &config(&plan));
     let before = plan.ops().count();
     for block in &mut plan.blocks {
         for op in &mut block.ops {

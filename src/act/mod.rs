@@ -1,6 +1,7 @@
 //! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
 //! the bytes of a meeting are under way, and what all of it counts.
 //!
+//! * `machine`: what a plan is interpreted on.
 //! * `sheet`, `draft`: the acts of all classes on a line, read and written. `tallies`: what they count.
 //! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of their
 //!   operands a core's caches no longer have.
@@ -8,7 +9,9 @@
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
 //! * `charges`: what bytes lose on a port to those posted later.
 //! * `waits`: what a gap between kernels is charged to. `gaps`: the same of a plan that ran.
-//! * `deeds`: the same of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
+//! * `stamp`: when something was over, and what brought it about. `stretch`: work beside what holds a share of its means.
+//! * `threads`: ranks on the threads of one machine.
+//! * `deeds`: the acts of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
 
 pub mod charges;
 mod cold;

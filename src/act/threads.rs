@@ -1,6 +1,7 @@
 //! Ranks on the threads of one machine, as the CPU executor runs them: each thread has the ranks of a device, posts what
-//! they can send, takes what has arrived for them, runs a kernel, and waits when there is nothing to do. So a copy keeps its thread, a message is
-//! taken between two kernels and not before, and nothing but a throttled link moves bytes on its own.
+//! they can send, takes what has arrived for them, runs a kernel, and waits when there is nothing to do. So a copy keeps
+//! its thread, a message is taken between two kernels and not before, and nothing but a throttled link moves bytes on its
+//! own.
 //!
 //! The cores are shared: with k threads busy on c cores everyone is slowed down by what measured neighbours do to
 //! each other, and beyond c each has c/k of a core.

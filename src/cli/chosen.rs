@@ -2,7 +2,8 @@
 
 use super::config::packed;
 use super::progress::Clock;
-use crate::error::Result;
+use super::{Answer, WithNotes};
+use crate::error::{Error, Result};
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
@@ -202,5 +203,12 @@ impl Chosen {
             Some(plan) => Ok(plan.clone()),
             None => self.case.plan(&self.point),
         }
+    }
+
+    /// The answer where there is no plan: a row that says why, and the same as an error.
+    pub fn refused(&self, why: String) -> Answer {
+        let row = self.case.infeasible(&self.point, why.clone());
+        let row = WithNotes { answer: &row, notes: &self.notes() };
+        Answer::with_error(String::new(), &row, Some(Error::Infeasible(why)))
     }
 }

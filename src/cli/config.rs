@@ -66,7 +66,8 @@ pub struct Config {
     /// What rows travel to experts in: bf16 (as they are) or fp8 [default: bf16]
     #[arg(long, value_name = "DTYPE", value_parser = ["bf16", "fp8"])]
     dispatch_dtype: Option<String>,
-    /// How tokens choose experts: balanced, uniform by lot, a word of `foretrain help dispatch`, or a file [default: balanced; to run, uniform]
+    /// How tokens choose experts: balanced, uniform by lot, a word of `foretrain help dispatch`, or a file [default:
+    /// balanced; to run, uniform]
     #[arg(long, value_name = "HOW", value_parser = routing)]
     routing: Option<Routing>,
     /// Copies of experts: slots beyond one for each, which EPLB places by the rows of each expert [default: 0]

@@ -2,7 +2,7 @@
 
 use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
-use super::{Answer, Output, WithNotes, grouped, issued};
+use super::{Answer, Output, grouped, issued};
 use crate::error::{Error, Result};
 use crate::report::{Report, Training};
 use clap::Args;
@@ -35,12 +35,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let _clock = Clock::start(format!("costing {} ranks", chosen.case.cluster.gpus()));
     let plan = match chosen.plan() {
         Ok(plan) => plan,
-        Err(Error::Infeasible(why)) => {
-            let row = chosen.case.infeasible(&chosen.point, why.clone());
-            let error = Some(Error::Infeasible(why));
-            let row = WithNotes { answer: &row, notes: &chosen.notes() };
-            return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
-        }
+        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.out.as_deref()),
         Err(other) => return Err(other),
     };
     let layout = chosen.case.layout(&plan)?;

@@ -13,9 +13,9 @@ pub struct Taken {
     pub note: String,
 }
 
-/// The fastest way of the first group of which any fits, or of all where it is a batch that the GPUs do not share evenly; the
-/// default where none does; `None` if the default fits, or has something else wrong with it. Sequences of a step are as many as `batch` says; `None`: one a replica, or in a
-/// pipeline four a stage.
+/// The fastest way of the first group of which any fits, or of all where it is a batch that the GPUs do not share evenly;
+/// the default where none does; `None` if the default fits, or has something else wrong with it. Sequences of a step are as
+/// many as `batch` says; `None`: one a replica, or in a pipeline four a stage.
 pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<Taken>> {
     let default = match case.row(point)? {
         // What is wrong with what was said is not for another split to hide.

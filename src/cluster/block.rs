@@ -147,12 +147,6 @@ impl Axis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ClusterSpec, GpuSpec};
-
-    fn of(name: &str, gpus: u32) -> Cluster {
-        let spec = ClusterSpec::find(name).unwrap();
-        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
-    }
 
     fn links(cluster: &Cluster, members: impl IntoIterator<Item = u32>) -> Option<f64> {
         let block = cluster.block(&members.into_iter().collect::<Vec<_>>())?;
@@ -163,7 +157,7 @@ mod tests {
     #[test]
     fn axes_of_a_block_add_up() {
         // 4 x 4 x 4, all of whose rings close.
-        let cube = of("tpu-v5p-pod", 64);
+        let cube = Cluster::shipped("tpu-v5p-pod", 64);
         assert_eq!(links(&cube, 0..64), Some(6.0));
         assert_eq!(links(&cube, 4..8), Some(2.0));
         assert_eq!(links(&cube, 16..32), Some(4.0));
@@ -176,23 +170,23 @@ mod tests {
         assert_eq!(links(&cube, [0, 1, 4]), None);
         assert_eq!(links(&cube, [0, 1, 3]), None);
         assert_eq!(links(&cube, [7]), None);
-        assert_eq!(links(&of("dgx-h100", 8), 0..8), None);
+        assert_eq!(links(&Cluster::shipped("dgx-h100", 8), 0..8), None);
     }
 
     #[test]
     fn an_open_axis_has_half() {
         // 8 x 8 of 16 x 16.
-        let square = of("tpu-v6e-pod", 64);
+        let square = Cluster::shipped("tpu-v6e-pod", 64);
         assert_eq!(links(&square, 0..8), Some(1.0));
         assert_eq!(links(&square, 0..64), Some(2.0));
         let block = square.block(&(0..8).collect::<Vec<_>>()).unwrap();
         assert_eq!(block.hops(), 7.0);
-        assert_eq!(of("tpu-v6e-pod", 256).block(&(0..16).collect::<Vec<_>>()).unwrap().hops(), 8.0);
+        assert_eq!(Cluster::shipped("tpu-v6e-pod", 256).block(&(0..16).collect::<Vec<_>>()).unwrap().hops(), 8.0);
         // From four to four over the link between them, of what each has an eighth for each of the others.
         let bytes = Bytes::new(block.wire.value());
         assert_eq!(block.all_to_all(bytes).value(), 2.0);
         // Every second of a ring of 16, whose links the others use as well.
-        let ring = of("tpu-v6e-pod", 256);
+        let ring = Cluster::shipped("tpu-v6e-pod", 256);
         let block = ring.block(&(0..16).step_by(2).collect::<Vec<_>>()).unwrap();
         assert_eq!(block.all_to_all(bytes).value(), 2.0);
         assert_eq!(block.rate(), block.wire);
@@ -204,7 +198,7 @@ mod tests {
         for (name, gpus, group) in
             [("tpu-v5p-pod", 64, 16), ("tpu-v6e-pod", 64, 8), ("tpu-v5e-pod", 128, 2), ("tpu-v5p-pod", 32, 4)]
         {
-            let cluster = of(name, gpus);
+            let cluster = Cluster::shipped(name, gpus);
             for stride in [1, gpus / group] {
                 let mut loads = std::collections::BTreeMap::new();
                 let first = |g: u32| if stride == 1 { g * group } else { g };

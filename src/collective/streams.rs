@@ -207,10 +207,9 @@ pub fn loads(streams: &[Stream]) -> BTreeMap<Link, f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ClusterSpec, GpuSpec};
 
     fn dgx(gpus: u32) -> Cluster {
-        Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &GpuSpec::find("h100-sxm5").unwrap(), gpus).unwrap()
+        Cluster::shipped("dgx-h100", gpus)
     }
 
     fn of(gpus: u32, algorithm: Algorithm, op: Operation) -> BTreeMap<Link, f64> {

@@ -13,8 +13,9 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// m, n, k of a product, and of how many experts; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; rows and bytes of
-    /// an exchange; bytes of a message; of a pass over memory bytes, on a CPU once more with those that are cold counted twice.
+    /// m, n, k of a product, and of how many experts; q_rows, kv_rows, area, heads of all sequences, head_dim of attention;
+    /// rows and bytes of an exchange; bytes of a message; of a pass over memory bytes, on a CPU once more with those that
+    /// are cold counted twice.
     pub size: Vec<f64>,
     /// Median of the runs.
     pub seconds: f64,

@@ -84,8 +84,8 @@ fn repeated(text: &str) -> Option<Repeated> {
     None
 }
 
-/// Where the string that begins at `from` has its last quote, or where the text ends.
-fn end_of_string(text: &[u8], from: usize) -> usize {
+/// Where the string that begins at `from`, behind its first quote, has its last one, or where the text ends.
+pub(crate) fn end_of_string(text: &[u8], from: usize) -> usize {
     let mut i = from;
     while i < text.len() && text[i] != b'"' {
         i += if text[i] == b'\\' { 2 } else { 1 };

@@ -108,7 +108,8 @@ impl Run {
         poisson.inverse_cdf(share) as u32 + 1
     }
 
-    /// At another interval, or the next that is a whole number of steps. Errors: one that is no time, or shorter than a save, which has to be over before the next.
+    /// At another interval, or the next that is a whole number of steps. Errors: one that is no time, or shorter than a
+    /// save, which has to be over before the next.
     pub fn every(self, interval: Seconds) -> Result<Run> {
         let shortest = self.checkpoint.shortest_interval_s();
         let asked = interval.value();

@@ -126,6 +126,11 @@ impl Buf {
     pub fn rows(self, from: u64, to: u64) -> Buf {
         Buf { rows: Some([from, to]), ..self }
     }
+
+    /// The same of rows that are kept as from where they go to where.
+    pub fn at(self, rows: [u64; 2]) -> Buf {
+        self.rows(rows[0], rows[1])
+    }
 }
 
 /// CUDA stream or communicator: first in, first out, in program order, in every interpreter.

@@ -73,12 +73,12 @@ pub fn live_rows(q: &[Span], kv: &[Span], mask: &Mask) -> LiveRows {
 
 impl Mask {
     /// One document a sequence and no window.
-    pub fn is_plain(&self) -> bool {
+    fn is_plain(&self) -> bool {
         self.window.is_none() && self.documents.is_empty()
     }
 
     /// The keys that query `i` sees.
-    pub fn keys_of(&self, i: u64) -> Range<u64> {
+    fn keys_of(&self, i: u64) -> Range<u64> {
         let document = self.documents.around(i);
         let start = self.window.map_or(document.start, |w| document.start.max((i + 1).saturating_sub(w)));
         start..if self.causal { i + 1 } else { document.end }

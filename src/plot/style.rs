@@ -159,7 +159,7 @@ fn to_svg(marks: &[Mark]) -> std::result::Result<String, String> {
 }
 
 /// The page as RGB bytes, row by row.
-pub fn to_pixels(marks: &[Mark]) -> std::result::Result<Vec<u8>, String> {
+fn to_pixels(marks: &[Mark]) -> std::result::Result<Vec<u8>, String> {
     let (w, h) = (WIDTH * OVERSAMPLE, HEIGHT * OVERSAMPLE);
     let mut large = vec![255; (w * h * 3) as usize];
     let area = BitMapBackend::with_buffer(&mut large, (w, h)).into_drawing_area();

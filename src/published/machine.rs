@@ -104,8 +104,8 @@ impl Fleet {
         spec.nodes = gpus;
     }
 
-    /// Where nothing is known of the CPUs, they are those of others: of a Grace Hopper beside each Grace Blackwell, else those of a DGX H100, as
-    /// old or new as the GPUs may be. Only what is kept there asks for it.
+    /// Where nothing is known of the CPUs, they are those of others: of a Grace Hopper beside each Grace Blackwell, else
+    /// those of a DGX H100, as old or new as the GPUs may be. Only what is kept there asks for it.
     fn lend_host(&self, spec: &mut ClusterSpec) {
         let lender = if spec.gpu.starts_with("gb") { "alps-gh200" } else { "dgx-h100" };
         let Some((lender, _)) = self.all.iter().find(|(other, _)| other.name == lender) else { return };

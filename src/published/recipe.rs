@@ -136,10 +136,11 @@ pub const EAGER_BF16: f64 = 100e-6;
 const EAGER_BF16_EXPERTS: f64 = EAGER_FP8 / 1.3;
 
 /// What it takes longer where rows of several experts are put in order by PyTorch's operators, one by one
-/// (`moe_permute_fusion` and `moe_router_fusion` off, as they are by default): fitted on 14 runs in bf16 that no GPU limits, which
-/// take 204 to 364 us an op, 266 in the median (those of lots 6, 7, 12 and 13 with one short sequence at a time: traces/published/README.md).
-/// Those by the library's own recipes fuse the order and leave the router as it is (`moe_permute_fusion` true, `moe_router_fusion` false,
-/// `cuda_graph_impl` none: github:NVIDIA-NeMo/Megatron-Bridge@04eb4f8 src/megatron/bridge/recipes/qwen/h100/qwen3_moe.py), and take as long: it is
+/// (`moe_permute_fusion` and `moe_router_fusion` off, as they are by default): fitted on 14 runs in bf16 that no GPU
+/// limits, which take 204 to 364 us an op, 266 in the median (those of lots 6, 7, 12 and 13 with one short sequence at a
+/// time: traces/published/README.md). Those by the library's own recipes fuse the order and leave the router as it is
+/// (`moe_permute_fusion` true, `moe_router_fusion` false, `cuda_graph_impl` none:
+/// github:NVIDIA-NeMo/Megatron-Bridge@04eb4f8 src/megatron/bridge/recipes/qwen/h100/qwen3_moe.py), and take as long: it is
 /// not the order's alone.
 const UNFUSED_ORDER: f64 = 100e-6;
 
@@ -181,9 +182,9 @@ pub fn eager_call(half: Half, narrow: bool, chunked: bool) -> f64 {
     (if narrow { in_fp8 } else { in_bf16 }) * if chunked { in_chunks } else { 1.0 }
 }
 
-/// Whether a run takes the CPU longer by [`UNFUSED_ORDER`]: recipes of performance ask for fused operators, and Hybrid-EP's kernels put
-/// rows in order themselves. Megatron-LM as it is does neither; recipes of the library Megatron-Bridge fuse the order alone, as do runs that
-/// carry rows in another way than the recipe of their release.
+/// Whether a run takes the CPU longer by [`UNFUSED_ORDER`]: recipes of performance ask for fused operators, and Hybrid-EP's
+/// kernels put rows in order themselves. Megatron-LM as it is does neither; recipes of the library Megatron-Bridge fuse the
+/// order alone, as do runs that carry rows in another way than the recipe of their release.
 fn orders_unfused(run: &Training) -> bool {
     let system = System::of(&run.system);
     let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);

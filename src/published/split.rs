@@ -154,10 +154,10 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
     (far(best) < 0.03).then_some(best)
 }
 
-/// Virtual stages of a system that interleaves without saying how finely (NeMo's tables have a pipeline of more than one stage interleaved wherever they
-/// state it; Megatron Core's own figures lose a tenth where a
-/// pipeline of six stages has twelve micro-batches, of which the plain schedule would idle a third): a layer each, or as close to it as the
-/// layers come out even.
+/// Virtual stages of a system that interleaves without saying how finely (NeMo's tables have a pipeline of more than one
+/// stage interleaved wherever they state it; Megatron Core's own figures lose a tenth where a pipeline of six stages has
+/// twelve micro-batches, of which the plain schedule would idle a third): a layer each, or as close to it as the layers
+/// come out even.
 fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     let system = System::of(&run.system);
     // Megatron-Bridge's tables state it where there is any, and its models have none by themselves, nor do others' scripts

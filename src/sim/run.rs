@@ -29,7 +29,7 @@ pub struct Cell {
     pub issued: u32,
 }
 
-pub const OVER: u32 = u32::MAX;
+const OVER: u32 = u32::MAX;
 
 /// A kernel that runs.
 #[derive(Debug, Clone, Copy)]

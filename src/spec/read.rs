@@ -62,7 +62,7 @@ fn path_at(text: &str, line: usize, column: usize) -> String {
     while i < upto.len() {
         match upto[i] {
             b'"' => {
-                let end = end_of_string(upto, i + 1);
+                let end = json::end_of_string(upto, i + 1);
                 if let (Some(Step::Key(key)), true) = (path.last_mut(), is_key) {
                     *key = String::from_utf8_lossy(&upto[i + 1..end]).into_owned();
                 }
@@ -95,15 +95,6 @@ fn path_at(text: &str, line: usize, column: usize) -> String {
         }
     }
     if said.is_empty() { "the file".into() } else { said }
-}
-
-/// Where the string that begins at `from` ends, or the text.
-fn end_of_string(text: &[u8], from: usize) -> usize {
-    let mut i = from;
-    while i < text.len() && text[i] != b'"' {
-        i += if text[i] == b'\\' { 2 } else { 1 };
-    }
-    i.min(text.len())
 }
 
 #[cfg(test)]

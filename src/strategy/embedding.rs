@@ -68,7 +68,7 @@ impl Embedding {
 
     /// The table within a flat tensor of the weights, or of their gradients.
     pub fn table(&self, flat: Buf) -> Buf {
-        flat.rows(self.table[0], self.table[1])
+        flat.at(self.table)
     }
 
     fn shard(&self) -> Option<Axis> {
@@ -82,7 +82,7 @@ impl Embedding {
         b.compute("embed", kernel, &[ids, self.table(w)], &[sums]);
         self.tp.reduce(b, "embed_reduce", sums, x);
         if let Some(p) = &self.positions {
-            b.compute("positions", self.place(p, false), &[x, w.rows(p.at[0], p.at[1])], &[x]);
+            b.compute("positions", self.place(p, false), &[x, w.at(p.at)], &[x]);
         }
     }
 
@@ -95,7 +95,7 @@ impl Embedding {
     pub fn backward(&self, b: &mut Builder, g: Buf, ids: Buf, dx: Buf) {
         let kernel = Kernel::EmbedBwd { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
         if let Some(p) = &self.positions {
-            let grad = g.rows(p.at[0], p.at[1]);
+            let grad = g.at(p.at);
             b.compute("positions_bwd", self.place(p, true), &[dx, grad], &[grad]);
         }
         let dx = self.tp.gather(b, "embed_bwd_gather", dx, self.room);

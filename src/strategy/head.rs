@@ -115,7 +115,7 @@ impl Head {
     /// The output matrix within a flat tensor of the head's weights, or of their gradients, unless the
     /// embedding has it.
     pub fn table(&self, flat: Buf) -> Option<Buf> {
-        self.table.map(|r| flat.rows(r[0], r[1]))
+        self.table.map(|r| flat.at(r))
     }
 
     /// Loss, and the gradient of `x` in `dx[0]`; `dx[1]` is overwritten.
@@ -135,7 +135,7 @@ impl Head {
 
     fn run_chunk(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
         let (n, h, tp) = (self.tokens, self.hidden, &self.tp);
-        let [norm_w, norm_g] = at.own.map(|flat| flat.rows(self.norm[0], self.norm[1]));
+        let [norm_w, norm_g] = at.own.map(|flat| flat.at(self.norm));
         let (input_room, partial) = self.parallel.as_ref().map_or((None, None), |p| (p.input, p.partial));
         let sums = partial.unwrap_or(self.d_normed);
         self.norms.forward(b, "final_norm", x, norm_w, self.normed);
@@ -161,7 +161,7 @@ impl Head {
     fn piece(&self, b: &mut Builder, at: HeadWeights, rows: [u64; 2], [input, targets, loss, sums]: [Buf; 4]) {
         let (n, h, v) = (rows[1] - rows[0], self.hidden, self.cols);
         let [w, g] = at.table;
-        let of = |all: Buf| if n == self.tokens { all } else { all.rows(rows[0], rows[1]) };
+        let of = |all: Buf| if n == self.tokens { all } else { all.at(rows) };
         let first = |room: Buf| if n == self.rows { room } else { room.rows(0, n) };
         let ([input, targets, d_input], logits) = ([input, targets, sums].map(of), first(self.logits));
         b.compute("lm_head", linear(n, v, h, false), &[input, w], &[logits]);

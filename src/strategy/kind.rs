@@ -111,7 +111,7 @@ pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> 
 }
 
 /// What is computed again of layers that are a model of their own.
-pub fn recompute_of(layers: &LlmSpec, par: &Parallelism) -> Recompute {
+fn recompute_of(layers: &LlmSpec, par: &Parallelism) -> Recompute {
     let alone = layers.pattern.first() == Some(&Mixer::Experts);
     if par.options.recompute_moe && alone { Recompute::Full } else { par.recompute }
 }

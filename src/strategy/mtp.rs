@@ -256,14 +256,14 @@ impl Step<'_> {
 
     fn module_forward(&self, b: &mut Builder, all: &Modules, module: &Module, ids: Buf, x: Buf, microbatch: u32) {
         let (r, h, rows) = (all.norms.rows, all.hidden, &all.rows);
-        let at = |r: Rows| module.flat.weight.rows(r[0], r[1]);
+        let w = module.flat.weight;
         let ([token, hidden], y) = (module.normed, module.x);
         self.embedding.forward(b, self.embed.weight, ids, module.embedded);
-        all.norms.forward(b, "token_norm", module.embedded, at(rows.token_norm), token);
-        all.norms.forward(b, "hidden_norm", x, at(rows.hidden_norm), hidden);
-        b.compute("token_proj", linear(r, h, h, all.fp8), &[token, at(rows.token)], &[y]);
+        all.norms.forward(b, "token_norm", module.embedded, w.at(rows.token_norm), token);
+        all.norms.forward(b, "hidden_norm", x, w.at(rows.hidden_norm), hidden);
+        b.compute("token_proj", linear(r, h, h, all.fp8), &[token, w.at(rows.token)], &[y]);
         let adds = accumulated(linear(r, h, h, all.fp8));
-        b.compute("hidden_proj", adds, &[hidden, at(rows.hidden), y], &[y]);
+        b.compute("hidden_proj", adds, &[hidden, w.at(rows.hidden), y], &[y]);
         for (i, inner) in (0..).zip(&module.layers) {
             let xs = [y.slot(i), y.slot(i + 1)];
             self.kinds[inner.kind].call_one_forward(b, microbatch, inner.weights(), xs, &inner.saved);
@@ -292,17 +292,16 @@ impl Step<'_> {
         let turn = module.layers.len() as u32 % 2;
         let (dy, free) = (module.dx.slot(turn), module.dx.slot(1 - turn));
         let [w, g] = [module.flat.weight, module.flat.grad];
-        let of = |flat: Buf, at: Rows| flat.rows(at[0], at[1]);
         let sides = [("token", rows.token), ("hidden", rows.hidden)];
         for (i, (side, at)) in sides.into_iter().enumerate() {
-            let reads = [dy, of(w, at)];
+            let reads = [dy, w.at(at)];
             b.compute(&format!("{side}_proj_dx"), linear_dx(r, h, h, all.fp8), &reads, &[module.d_normed[i]]);
             let product = linear_dw(h, h, r, all.fp8);
-            weight_grad(b, &format!("{side}_proj_dw"), product, [dy, module.normed[i]], of(g, at), all.dw);
+            weight_grad(b, &format!("{side}_proj_dw"), product, [dy, module.normed[i]], g.at(at), all.dw);
         }
         // Nothing is added to the gradient of what was looked up; what it would be added to is a gradient that is done with.
         b.compute("no_residual", Kernel::Fill { elems: r * h }, &[], &[free]);
-        let norm = |at: Rows| [of(w, at), of(g, at)];
+        let norm = |at: Rows| [w.at(at), g.at(at)];
         let [d_token, d_hidden] = module.d_normed;
         all.norms.backward(b, "token_norm_bwd", module.embedded, norm(rows.token_norm), d_token, free, dy);
         self.embedding.backward(b, self.embed.grad, ids, dy);

@@ -11,11 +11,11 @@
 //! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
 //! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
 //!
-//! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v` and `controllable`. Else virtual
-//! stage c*p + s is chunk c of stage s. What a stage receives next is asked for
-//! one unit ahead, and what it has computed is sent while the next unit runs: sending and receiving are decoupled from
-//! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves; [`Passing`] has what older software does. Transfers are the work of NICs
-//! and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
+//! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v` and `controllable`.
+//! Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and what it
+//! has computed is sent while the next unit runs: sending and receiving are decoupled from compute (MegaScale,
+//! arXiv:2402.15627, section 3.2), for lanes give that by themselves; [`Passing`] has what older software does. Transfers
+//! are the work of NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
 mod controllable;
 mod folded;
@@ -305,6 +305,19 @@ impl Pipeline {
         !ends && !self.is_handed(stage, unit)
     }
 
+    /// The units whose inputs are asked for before the u-th runs: its own, and as far ahead as inputs are passed the one
+    /// behind it and the next of its direction.
+    fn asked_for(&self, stage: u32, units: &[Unit], u: usize) -> impl Iterator<Item = usize> + use<> {
+        let after = Some(u + 1).filter(|&a| a < units.len());
+        let next = (u + 1..units.len()).find(|&a| units[a].forward == units[u].forward);
+        let early = match self.passing {
+            Passing::Ahead => [after, next],
+            Passing::Between => [None, None],
+            Passing::Together => [after.filter(|&a| !self.begins_turn(stage, a)), None],
+        };
+        [Some(u)].into_iter().chain(early).flatten()
+    }
+
     /// The acts of a stage: the schedule with what it asks for, one unit of each direction ahead.
     pub fn flow(&self, stage: u32) -> Flow {
         if self.is_folded() {
@@ -323,15 +336,7 @@ impl Pipeline {
             if self.passing == Passing::Together && self.begins_turn(stage, u) {
                 acts.push(Act::Send);
             }
-            // The unit itself, the one behind it, and the next of its direction.
-            let next = units[u + 1..].iter().position(|other| other.forward == unit.forward).map(|at| u + 1 + at);
-            let after = Some(u + 1).filter(|&a| a < units.len());
-            let early = match self.passing {
-                Passing::Ahead => [after, next],
-                Passing::Between => [None, None],
-                Passing::Together => [after.filter(|&a| !self.begins_turn(stage, a)), None],
-            };
-            for ahead in [Some(u)].into_iter().chain(early).flatten() {
+            for ahead in self.asked_for(stage, &units, u) {
                 let unit = units[ahead];
                 if !asked.contains_key(&unit) && self.receives(stage, unit) {
                     let slot = if unit.forward { inputs.take() } else { passes * gradients.take() };

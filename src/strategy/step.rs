@@ -263,7 +263,7 @@ impl<'a> Step<'a> {
         kind.shares([&self.dp, &self.edp])
     }
 
-    pub(super) fn microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
+    fn microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
         if self.dp.by_layers() {
             return self.sharded_microbatch_block(name, last, m);
         }

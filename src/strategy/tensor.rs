@@ -58,7 +58,7 @@ impl Chunk {
 
     /// Of a buffer with all rows, these.
     pub fn of(&self, all: Buf) -> Buf {
-        if self.index.is_none() { all } else { all.rows(self.rows[0], self.rows[1]) }
+        if self.index.is_none() { all } else { all.at(self.rows) }
     }
 
     /// Of a rank's share of all rows, its part of these.
@@ -92,7 +92,7 @@ impl TensorParallel {
     }
 
     /// The residual stream is cut over the ranks.
-    pub fn cuts_rows(&self) -> bool {
+    fn cuts_rows(&self) -> bool {
         self.ranks > 1 && !self.whole
     }
 

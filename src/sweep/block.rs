@@ -2,7 +2,7 @@
 //!
 //! The layer is the middle one of three, so that it has neighbours as any other.
 
-use super::case::{Case, Point};
+use super::{Case, Point};
 use crate::cost::{Effort, cost};
 use crate::error::{Error, Result};
 use crate::report::Row;

@@ -1,6 +1,7 @@
 //! One machine, one model, and the points that are tried on them.
 
 use super::frames::Frames;
+use super::point::Point;
 use crate::cluster::Cluster;
 use crate::collective::exchange::{Aside, aside_of_plan};
 use crate::cost::{Effort, Machine, cost};
@@ -10,7 +11,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout, with_kept};
 use crate::plan::route::dropped;
 use crate::plan::structure::structure;
-use crate::plan::{About, Plan, Route};
+use crate::plan::{Plan, Route};
 use crate::report::{Costed, Place, Row};
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Mixer, Parallelism, StackSpec, Workload,
@@ -22,62 +23,6 @@ use crate::units::FlopsPerSec;
 use rustc_hash::FxHashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A configuration: the numbers a user types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Point {
-    pub seq_len: u64,
-    pub global_batch: u64,
-    pub micro_batch: u64,
-    pub par: Parallelism,
-}
-
-impl Point {
-    /// The point that a row is about.
-    pub fn of_row(row: &Row) -> Point {
-        Point {
-            seq_len: row.seq_len,
-            global_batch: row.global_batch,
-            micro_batch: row.micro_batch,
-            par: row.parallelism(),
-        }
-    }
-
-    pub fn of_plan(about: &About) -> Point {
-        Point {
-            seq_len: about.seq_len,
-            global_batch: about.global_batch,
-            micro_batch: about.micro_batch,
-            par: about.par,
-        }
-    }
-
-    /// What no plan of this version can be, or what would not make the GPUs there are.
-    fn check(&self, gpus: u32) -> Result<()> {
-        let par = &self.par;
-        let degrees = [par.pp, par.ring, par.ulysses, par.tp].map(u64::from);
-        let split = degrees.iter().fold(1u64, |n, &d| n.saturating_mul(d));
-        let [p, r, u, t] = degrees;
-        let named = format!("ulysses {u} x ring {r} x tp {t} x pp {p}");
-        if split == 0 {
-            return Err(Error::infeasible(format!("degrees: {named}: a degree of 0; the least is 1")));
-        }
-        if !u64::from(gpus).is_multiple_of(split) {
-            let why = format!("degrees: gpus {gpus} is not a multiple of {named} = {split}; change one of them");
-            return Err(Error::infeasible(why));
-        }
-        if split * u64::from(par.dp) != u64::from(gpus) {
-            let why = format!(
-                "degrees: dp {} x {named} is {}, not gpus {gpus}; use dp {}",
-                par.dp,
-                u128::from(split) * u128::from(par.dp),
-                u64::from(gpus) / split
-            );
-            return Err(Error::infeasible(why));
-        }
-        Ok(())
-    }
-}
 
 /// The structure of a plan, and one of its programs.
 type Structure = ((u64, u64), u32);
@@ -241,6 +186,11 @@ impl Case {
 
     pub fn peak(&self) -> FlopsPerSec {
         self.peak
+    }
+
+    /// Memory of a GPU beside what the stack sets aside, bytes.
+    pub(super) fn room(&self) -> f64 {
+        self.cluster.gpu.memory.value.value() - self.stack.reserved_memory.value.value()
     }
 
     /// The fullest rank's memory.

@@ -3,7 +3,7 @@
 //! Of every other point only the sizes are built, and not even those where it differs from one before it in having more
 //! microbatches. Its row is the one that its whole plan would have.
 
-use super::case::{Case, Point};
+use super::{Case, Point};
 use crate::collective::exchange::Aside;
 use crate::cost::{Frame, Series, series_on};
 use crate::error::{Error, Result};

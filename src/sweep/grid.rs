@@ -1,8 +1,8 @@
 //! What a sweep was asked for: the contents of study.json.
 
 use super::asked::{Asked, above_zero, least, trained};
-use super::case::{Case, Point};
 use super::frames::Frames;
+use super::{Case, Point};
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::{Documents, Dtype, LlmSpec, Options, Parallelism, Recompute};

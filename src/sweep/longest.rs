@@ -5,8 +5,8 @@
 //! takes longer than is told, it is the longest nevertheless, without times.
 
 use super::asked::trained;
-use super::case::{Case, Point};
 use super::store::{Store, written};
+use super::{Case, Point};
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};

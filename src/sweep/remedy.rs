@@ -2,7 +2,7 @@
 //! of its own. What costs the GPUs least time is named first.
 
 use super::asked::usual_batch;
-use super::case::{Case, Point};
+use super::{Case, Point};
 use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::bytes;

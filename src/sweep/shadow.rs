@@ -1,6 +1,6 @@
 //! How many hot experts are worth their weights on every rank, by FasterMoE's rule on the rates of a case.
 
-use super::case::{Case, Point};
+use super::{Case, Point};
 use crate::collective::nccl;
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;

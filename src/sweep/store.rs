@@ -1,6 +1,6 @@
 //! The folder of a study: study.json says what was asked, rows.csv what was found.
 
-use super::case::Point;
+use super::Point;
 use crate::error::{Error, Result, json};
 use crate::report::Row;
 use serde::Serialize;

@@ -12,11 +12,12 @@ use foretrain::plan::memory::Layout;
 /// Of weights and tokens.
 const SEED: u64 = 7;
 
-/// The plan's model, its tokens choosing the experts that the plan's routes say.
+/// The plan's model and documents, its tokens choosing the experts that the plan's routes say.
 pub fn config(plan: &Plan) -> DenseConfig {
     let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
     let experts = cfg.experts.clone().map(|e| Experts { choices: routing::choices(plan), ..e });
-    DenseConfig { experts, ..cfg }
+    let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
+    DenseConfig { experts, documents, ..cfg }
 }
 
 pub fn reference(plan: &Plan, cfg: &DenseConfig) -> StepResult {

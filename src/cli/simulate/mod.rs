@@ -6,7 +6,7 @@ mod picture;
 use super::chosen::Chosen;
 use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
-use super::{Answer, Output, WithNotes, list_of, trace_with, write_file};
+use super::{Answer, Output, list_of, trace_with, write_file};
 use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::export::chakra;
@@ -207,12 +207,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
     let plan = match chosen.plan() {
         Ok(plan) => plan,
-        Err(Error::Infeasible(why)) => {
-            let row = chosen.case.infeasible(&chosen.point, why.clone());
-            let error = Some(Error::Infeasible(why));
-            let row = WithNotes { answer: &row, notes: &chosen.notes() };
-            return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
-        }
+        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.out.as_deref()),
         Err(other) => return Err(other),
     };
     let begun = Instant::now();

@@ -124,12 +124,12 @@ mod tests {
             assert!(refused(algo, &a100, 1).contains("runs on NVIDIA's GPUs from Hopper on"));
         }
         assert!(v1.iter().chain(&by_tma).all(|algo| runs_on(*algo, &with("b200-sxm"), 2).is_ok()));
-        let found = |name: &str, gpus| {
-            let spec = ClusterSpec::find(name).unwrap();
-            Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
-        };
-        assert!(v1.iter().chain(&by_tma).all(|algo| refused(*algo, &found("h100-pcie", 8), 1).contains("by NVLink")));
-        let efa = found("h100-8x400-efa", 16);
+        assert!(
+            v1.iter()
+                .chain(&by_tma)
+                .all(|algo| refused(*algo, &Cluster::shipped("h100-pcie", 8), 1).contains("by NVLink"))
+        );
+        let efa = Cluster::shipped("h100-8x400-efa", 16);
         assert!(v1.iter().all(|algo| runs_on(*algo, &efa, 2).is_ok()) && runs_on(by_tma[0], &efa, 1).is_ok());
         assert!(refused(by_tma[0], &efa, 2).contains("over EFA"));
     }

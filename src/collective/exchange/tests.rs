@@ -1,6 +1,6 @@
 use super::*;
 use crate::plan::route::{Counts, DROPPED, Wire, expected_unique};
-use crate::spec::{Architecture, ClusterSpec, GpuSpec};
+use crate::spec::Architecture;
 use rand::{Rng, SeedableRng};
 
 const ALL: [ExchangeAlgo; 7] = [
@@ -29,14 +29,9 @@ fn random(shape: [u32; 2], experts: u32, topk: usize, seed: u64) -> Route {
     Route::new(shape, experts, topk as u32, Counts::Listed { tokens, choices }).unwrap()
 }
 
-fn cluster(name: &str, gpus: u32) -> Cluster {
-    let spec = ClusterSpec::find(name).unwrap();
-    Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
-}
-
 fn slowest(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, name: &str) -> RankTime {
     let members: Vec<u32> = (0..route.ranks).collect();
-    let cluster = cluster(name, route.ranks);
+    let cluster = Cluster::shipped(name, route.ranks);
     let stack = StackSpec::find("nccl-fa3").unwrap();
     *time(route, algo, phase, row, &members, &cluster, &stack).unwrap().slowest()
 }
@@ -238,7 +233,7 @@ fn what_the_libraries_assert_is_infeasible_with_a_remedy() {
 fn the_hook_leaves_the_sms_to_others() {
     let route = balanced(16, 256, 8, 128);
     let members: Vec<u32> = (0..16).collect();
-    let (cluster, stack) = (cluster("dgx-h100", 16), StackSpec::find("nccl-fa3").unwrap());
+    let (cluster, stack) = (Cluster::shipped("dgx-h100", 16), StackSpec::find("nccl-fa3").unwrap());
     let sms = |hook| {
         let algo = ExchangeAlgo::DeepepLowLatency { hook, slots: 128 };
         time(&route, algo, Phase::Dispatch, 7392, &members, &cluster, &stack).unwrap().sms

@@ -257,10 +257,8 @@ mod tests {
     use crate::spec::{ClusterSpec, GpuSpec};
 
     pub fn at(name: &str, gpus: u32) -> (Cluster, StackSpec) {
-        let spec = ClusterSpec::find(name).unwrap();
-        let gpu = GpuSpec::find(&spec.gpu).unwrap();
         let stack = if name == "local-cpu" { "cpu" } else { "nccl-fa2" };
-        (Cluster::new(&spec, &gpu, gpus).unwrap(), StackSpec::find(stack).unwrap())
+        (Cluster::shipped(name, gpus), StackSpec::find(stack).unwrap())
     }
 
     pub const MIB: f64 = 1024.0 * 1024.0;

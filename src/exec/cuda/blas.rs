@@ -1,8 +1,8 @@
 //! Matrix products by cuBLASLt.
 //!
-//! Every layout and dtype of plans, FP8 among them, is right on an H100 and an H200 (CUDA 13's cuBLASLt); without a GPU it runs against a library that
-//! stands for cuBLASLt by its documentation (`tests/cuda_ffi.rs`). Plans are row-major and cuBLAS is column-major, where a row-major
-//! matrix is its own transpose: C = A B becomes Cᵀ = Bᵀ Aᵀ.
+//! Every layout and dtype of plans, FP8 among them, is right on an H100 and an H200 (CUDA 13's cuBLASLt); without a GPU it
+//! runs against a library that stands for cuBLASLt by its documentation (`tests/cuda_ffi.rs`). Plans are row-major and
+//! cuBLAS is column-major, where a row-major matrix is its own transpose: C = A B becomes Cᵀ = Bᵀ Aᵀ.
 
 #![allow(unsafe_code)]
 

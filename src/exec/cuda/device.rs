@@ -60,7 +60,8 @@ pub trait Device {
     /// Bytes free and in all.
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
 
-    /// Memory with every bit set: NaN, to whoever reads it before it is written. Given back by [`clear`](Device::clear), or with the device.
+    /// Memory with every bit set: NaN, to whoever reads it before it is written. Given back by [`clear`](Device::clear), or
+    /// with the device.
     fn allocate(&mut self, gpu: u32, bytes: u64) -> Result<u64>;
 
     /// Waits until everything is done, and gives back all memory, streams and events; kernels stay loaded.

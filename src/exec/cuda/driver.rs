@@ -1,8 +1,8 @@
 //! CUDA's driver, as far as plans need it: memory, streams, events, modules, launches.
 //!
-//! It runs on an H100 and an H200, and without one against a library that stands for the driver (`tests/cuda_ffi.rs`); **peers, of which there
-//! are none where there is one GPU, are unverified.** It decides nothing: it hands over what it is told, and errors name
-//! the call. What was made is freed when it is dropped.
+//! It runs on an H100 and an H200, and without one against a library that stands for the driver (`tests/cuda_ffi.rs`);
+//! **peers, of which there are none where there is one GPU, are unverified.** It decides nothing: it hands over what it is
+//! told, and errors name the call. What was made is freed when it is dropped.
 
 #![allow(unsafe_code)]
 

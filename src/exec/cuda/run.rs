@@ -139,9 +139,9 @@ pub enum Rest {
     Within(f64),
 }
 
-/// Steps of a plan whose memory is filled with random numbers as training has them: for times, never for what they compute. `each` is given a step
-/// and the seconds that the host took to hand it over. Brings seconds of the step as one graph, where that was asked for and
-/// all ranks are on one GPU.
+/// Steps of a plan whose memory is filled with random numbers as training has them: for times, never for what they compute.
+/// `each` is given a step and the seconds that the host took to hand it over. Brings seconds of the step as one graph,
+/// where that was asked for and all ranks are on one GPU.
 pub fn time_steps<D: Device>(
     device: &mut D,
     plan: &Plan,

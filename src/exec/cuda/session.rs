@@ -163,10 +163,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             breaks: FxHashMap::default(),
             handed_over: Duration::ZERO,
         };
-        if std::env::var_os(ONE_BY_ONE).is_some() && !session.may_wait {
-            let why = "ranks of a pipeline wait for later commands of each other, which are not handed over meanwhile; \
-                       leave it out, or run all ranks in one process by --devices";
-            return Err(Error::spec("environment", ONE_BY_ONE, why));
+        if !session.may_wait {
+            never_one_by_one()?;
         }
         session.one_by_one(false);
         for gpu in 0..count {
@@ -490,6 +488,16 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
+
+/// Whoever asks for it is told where ranks would wait for each other for ever.
+fn never_one_by_one() -> Result<()> {
+    if std::env::var_os(ONE_BY_ONE).is_none() {
+        return Ok(());
+    }
+    let why = "ranks of a pipeline wait for later commands of each other, which are not handed over meanwhile; \
+               leave it out, or run all ranks in one process by --devices";
+    Err(Error::spec("environment", ONE_BY_ONE, why))
+}
 
 /// What a GPU's context and libraries take besides, and the rounding of allocations.
 const RESERVE: u64 = 512 << 20;

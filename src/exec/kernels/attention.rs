@@ -1,7 +1,7 @@
 //! Flash attention with log-sum-exp, and the merge of two such results.
 //!
-//! Shapes: q [b*sq, a*d]; kv [b*sk, (K: k*d | V: k*v)]; o [b*sq, a*v]; lse [b*sq, a]; v is d unless a block says otherwise. Query head j reads KV head
-//! j / (a/k).
+//! Shapes: q [b*sq, a*d]; kv [b*sk, (K: k*d | V: k*v)]; o [b*sq, a*v]; lse [b*sq, a]; v is d unless a block says otherwise.
+//! Query head j reads KV head j / (a/k).
 
 use super::Scalar;
 use super::gemm::{window, window_mut};
@@ -101,7 +101,7 @@ impl Head<'_> {
         window(o, at, shape, stride)
     }
 
-    pub fn o_mut<'x, T>(&self, o: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
+    fn o_mut<'x, T>(&self, o: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
         let (at, shape, stride) = self.by_head(run, self.tiling.v_dim);
         window_mut(o, at, shape, stride)
     }
@@ -447,13 +447,6 @@ mod tests {
                 assert_close(&lse, &local(&want.1, rank), 1e-12);
             }
         }
-    }
-
-    /// The rows at `positions` of each of the two sequences of `len`.
-    fn rows_at(x: &[f64], len: usize, positions: &[u64]) -> Vec<f64> {
-        let row = x.len() / (2 * len);
-        let rows = (0..2).flat_map(|b| positions.iter().map(move |&p| b * len + p as usize));
-        rows.flat_map(|r| x[r * row..][..row].iter().copied()).collect()
     }
 
     /// An output and its log-sum-exp, empty one time in four, and then with nonsense in the output.

@@ -174,12 +174,6 @@ mod tests {
         }
     }
 
-    fn rows_at(x: &[f64], len: usize, positions: &[u64]) -> Vec<f64> {
-        let row = x.len() / (2 * len);
-        let rows = (0..2).flat_map(|b| positions.iter().map(move |&p| b * len + p as usize));
-        rows.flat_map(|r| x[r * row..][..row].iter().copied()).collect()
-    }
-
     /// What is added within a kernel is what the kernel gives alone; rows outside the mask stay as they were.
     fn onto_sums(b: &AttnBlock, views: &[Mesh], rank: u32, reads: [&[f64]; 5], alone: &(Vec<f64>, Vec<f64>)) {
         let sum = |part: &[f64]| -> Vec<f64> { part.iter().map(|x| if x.is_nan() { 1.0 } else { x + 1.0 }).collect() };

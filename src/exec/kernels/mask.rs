@@ -39,7 +39,7 @@ pub fn runs(spans: &[Span], most: usize) -> Vec<Run> {
 }
 
 /// What is left of two runs: from the first query that sees a key to the last, and the keys that they see.
-pub fn clip(q: Run, kv: Run, mask: &Mask) -> Option<(Run, Run)> {
+fn clip(q: Run, kv: Run, mask: &Mask) -> Option<(Run, Run)> {
     let sees = |i: &usize| !keys_seen(q, kv, mask, *i).is_empty();
     let (first, last) = ((0..q.len).find(sees)?, (0..q.len).rfind(sees)?);
     let keys = keys_seen(q, kv, mask, first).start..keys_seen(q, kv, mask, last).end;

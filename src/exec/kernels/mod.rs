@@ -49,15 +49,9 @@ pub fn run<T: Scalar>(
     reads: &[Option<&[T]>],
     writes: &mut [&mut [T]],
 ) {
-    shapes::check(kernel, views, reads, writes);
-    for &(from, to) in in_place(kernel) {
-        if let Some(old) = reads[from] {
-            writes[to].copy_from_slice(old);
-        }
-    }
-    let read =
-        |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", kernel.name()));
-    let part = |axis, rows: u64| (u64::from(views[0].coord(rank, axis)) * rows, rows);
+    begin(kernel, views, reads, writes);
+    let call = Call { kernel, views, rank, reads };
+    let read = |i| call.read(i);
     match kernel {
         &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, bias } => {
             let [c] = outputs(writes);
@@ -67,208 +61,45 @@ pub fn run<T: Scalar>(
                 pointwise::add_rows(n as usize, read(reads.len() - 1), c);
             }
         }
-        &Kernel::LayerNorm { cols, eps, .. } => {
-            let [y] = outputs(writes);
-            layer_norm::forward(cols as usize, eps, read(0), read(1), y);
-        }
-        &Kernel::LayerNormBwd { cols, eps, .. } => {
-            let [dx, dw] = outputs(writes);
-            layer_norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
-        }
-        &Kernel::BiasBwd { cols, .. } => {
-            let [db] = outputs(writes);
-            pointwise::bias_bwd(cols as usize, read(0), db);
-        }
-        Kernel::Residual { rows, cols, dropout, .. } => {
-            let (y, stays) = writes.split_at_mut(1);
-            let y = &mut *y[0];
-            y.copy_from_slice(read(1));
-            (2..reads.len()).for_each(|i| pointwise::add_rows(*cols as usize, read(i), y));
-            if let (Some(d), [stays]) = (dropout, stays) {
-                pointwise::drop_some(d, &d.positions(views, rank, *rows), *cols as usize, y, stays);
-            }
-            pointwise::add(None, [Some(read(0)), None], y);
-        }
-        &Kernel::DropoutBwd { probability, .. } => {
-            let [dx] = outputs(writes);
-            pointwise::dropout_bwd(probability, read(0), read(1), dx);
-        }
-        Kernel::Positions { segs, rows, cols, share, backward, .. } => {
-            let positions = dropout::positions(segs, *share, views, rank, *rows);
-            let at = loss::Places { positions, cols: *cols as usize };
-            let [out] = outputs(writes);
-            if *backward { at.backward(read(0), out) } else { at.forward(read(1), out) }
-        }
-        Kernel::Gelu { .. } => {
-            let [y] = outputs(writes);
-            pointwise::gelu(read(0), y);
-        }
-        Kernel::GeluBwd { .. } => {
-            let [dx] = outputs(writes);
-            pointwise::gelu_bwd(read(0), read(1), dx);
-        }
-        Kernel::Relu2 { .. } => {
-            let [y] = outputs(writes);
-            pointwise::relu2(read(0), y);
-        }
-        Kernel::Relu2Bwd { .. } => {
-            let [dx] = outputs(writes);
-            pointwise::relu2_bwd(read(0), read(1), dx);
-        }
+        Kernel::BiasBwd { .. }
+        | Kernel::Residual { .. }
+        | Kernel::DropoutBwd { .. }
+        | Kernel::Gelu { .. }
+        | Kernel::GeluBwd { .. }
+        | Kernel::Relu2 { .. }
+        | Kernel::Relu2Bwd { .. }
+        | Kernel::SwiGlu { .. }
+        | Kernel::SwiGluBwd { .. }
+        | Kernel::Cast { .. }
+        | Kernel::Add { .. }
+        | Kernel::Fill { .. } => call.pointwise(writes),
+        Kernel::LayerNorm { .. }
+        | Kernel::LayerNormBwd { .. }
+        | Kernel::Norm { .. }
+        | Kernel::NormBwd { .. }
+        | Kernel::HeadNorm { .. }
+        | Kernel::HeadNormBwd { .. }
+        | Kernel::LatentNorm { .. }
+        | Kernel::LatentNormBwd { .. } => call.norms(writes),
+        Kernel::LatentRope { .. } | Kernel::Rope { .. } | Kernel::Positions { .. } => call.positions(writes),
+        Kernel::Attention(_)
+        | Kernel::Unfused { .. }
+        | Kernel::AttentionOnto(_)
+        | Kernel::AddLse(_)
+        | Kernel::AddWeighted(_)
+        | Kernel::AttentionDelta { .. }
+        | Kernel::AttentionBwd(_)
+        | Kernel::AttentionBwdOnto(..)
+        | Kernel::MergeLse(_) => call.attention(writes),
+        Kernel::Embed { .. }
+        | Kernel::EmbedBwd { .. }
+        | Kernel::VocabStats(_)
+        | Kernel::VocabCrossEntropy { .. }
+        | Kernel::CrossEntropy { .. } => call.vocabulary(writes),
         Kernel::Ssm(kernel) => ssm::run(kernel, views, rank, reads, writes),
-        Kernel::Attention(block) => {
-            let [o, lse] = outputs(writes);
-            attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
-        }
-        Kernel::Unfused { block, step } => {
-            let matrices = unfused::Matrices::new(block, views, rank);
-            let reads: Vec<&[T]> = match step {
-                // Its second operand may be its result.
-                ScoreStep::SoftmaxBwd => vec![read(0)],
-                _ => (0..reads.len()).map(read).collect(),
-            };
-            matrices.run(step, &reads, writes);
-        }
-        Kernel::AttentionOnto(block) => {
-            let [o, lse] = outputs(writes);
-            attention::forward(block, views, rank, [read(0), read(1)], o, lse, true);
-        }
-        Kernel::AddLse(block) => {
-            let [lse] = outputs(writes);
-            attention::add_lse(block, views, rank, read(1), lse);
-        }
-        Kernel::AddWeighted(block) => {
-            let [o] = outputs(writes);
-            attention::add_weighted(block, views, rank, [1, 2, 3].map(read), o);
-        }
-        &Kernel::AttentionDelta { head_dim, .. } => {
-            let [delta] = outputs(writes);
-            attention_bwd::delta(head_dim as usize, read(0), read(1), delta);
-        }
-        Kernel::AttentionBwd(block) => {
-            let [dq, dkv] = outputs(writes);
-            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, None);
-        }
-        Kernel::AttentionBwdOnto(block, onto) => {
-            let [dq, dkv] = outputs(writes);
-            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, Some(*onto));
-        }
-        Kernel::MergeLse(block) => {
-            let [o, lse] = outputs(writes);
-            attention::merge(block, views, rank, [read(2), read(3)], o, lse);
-        }
-        &Kernel::Norm { cols, eps, .. } => {
-            let [y] = outputs(writes);
-            norm::forward(cols as usize, eps, read(0), read(1), y);
-        }
-        &Kernel::NormBwd { cols, eps, .. } => {
-            let [dx, dw] = outputs(writes);
-            norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
-        }
-        &Kernel::HeadNorm { heads, kv_heads, head_dim, eps, .. } => {
-            let [qkv, before] = outputs(writes);
-            let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
-            heads.forward(read(1), qkv, before);
-        }
-        &Kernel::HeadNormBwd { heads, kv_heads, head_dim, eps, .. } => {
-            let [d_qkv, dw] = outputs(writes);
-            let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
-            heads.backward([read(1), read(2)], d_qkv, dw);
-        }
-        &Kernel::LatentNorm { cols, rest, eps, .. } => {
-            let (y, behind) = writes.split_at_mut(1);
-            let behind: &mut [T] = behind.first_mut().map_or(&mut [], |behind| behind);
-            latent::norm_forward([cols, cols + rest].map(|n| n as usize), eps, read(0), read(1), y[0], behind);
-        }
-        &Kernel::LatentNormBwd { cols, rest, eps, .. } => {
-            let [dx, dw] = outputs(writes);
-            let behind = if rest > 0 { read(4) } else { &[] };
-            let reads = [read(0), read(1), read(3), behind];
-            latent::norm_backward([cols, cols + rest].map(|n| n as usize), eps, reads, dx, dw);
-        }
-        Kernel::LatentRope { segs, documents, heads, nope, rope, v, theta, backward, .. } => {
-            let positions = turned(segs, documents, views, rank);
-            let sizes = [heads, nope, rope, v].map(|n| *n as usize);
-            let latent = latent::Heads::new(&positions, sizes, *theta);
-            if *backward {
-                let [d_q, d_kv, d_k] = outputs(writes);
-                latent.backward([read(0), read(1)], d_q, d_kv, d_k);
-            } else {
-                let [q, kv] = outputs(writes);
-                latent.forward([0, 1, 2].map(read), q, kv);
-            }
-        }
-        Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
-            let rotary = rotary.unwrap_or(*head_dim) as usize;
-            let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
-            let positions = turned(segs, documents, views, rank);
-            let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim, rotary], *theta);
-            if *backward {
-                let [dqkv] = outputs(writes);
-                rope.backward(read(0), read(1), dqkv);
-            } else {
-                let [q, kv] = outputs(writes);
-                rope.forward(read(0), q, kv);
-            }
-        }
-        &Kernel::SwiGlu { cols, .. } => {
-            let [y] = outputs(writes);
-            pointwise::swiglu(cols as usize, read(0), y);
-        }
-        &Kernel::SwiGluBwd { cols, .. } => {
-            let [dx] = outputs(writes);
-            pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
-        }
-        Kernel::Permute(permute) => {
-            let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
-            exchange::Layout::new(permute, views, rank).permute(&reads, writes);
-        }
-        Kernel::Reorder { segs, batch, cols, inverse } => {
-            let [y] = outputs(writes);
-            let pieces = reorder::Pieces::new(segs, views, rank, *batch as usize, *cols as usize);
-            if *inverse { pieces.cut(read(0), y) } else { pieces.join(read(0), y) }
-        }
-        Kernel::OwnRows { rows, cols, group, .. } => {
-            let [y] = outputs(writes);
-            let here = group.place(views, rank) as usize * (rows * cols) as usize;
-            y.copy_from_slice(&read(0)[here..][..(rows * cols) as usize]);
-        }
-        Kernel::Cast { .. } => {
-            let [y] = outputs(writes);
-            y.copy_from_slice(read(0));
-        }
-        Kernel::Add { trim, .. } => {
-            let [sum] = outputs(writes);
-            let trim = trim.as_ref().map(|(block, side)| pointwise::Trim::new(block, *side, views, rank));
-            pointwise::add(trim, [reads[0], reads[1]], sum);
-        }
-        Kernel::Fill { .. } => {
-            let [x] = outputs(writes);
-            x.fill(T::zero());
-        }
+        Kernel::Permute(_) | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => call.rows(writes),
         // Ops run where they stand: what this waits for is over.
         Kernel::Wait { .. } => {}
-        &Kernel::Embed { cols, vocab, shard, .. } => {
-            let [x] = outputs(writes);
-            loss::embed(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), x);
-        }
-        &Kernel::EmbedBwd { cols, vocab, shard, .. } => {
-            let [dtable] = outputs(writes);
-            loss::embed_bwd(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), dtable);
-        }
-        Kernel::VocabStats(part) => {
-            let [stats] = outputs(writes);
-            loss::vocab_stats(part.cols as usize, part.ids(views, rank), read(0), read(1), stats);
-        }
-        &Kernel::VocabCrossEntropy { part, scale, .. } => {
-            let [logits, loss] = outputs(writes);
-            let ids = part.ids(views, rank);
-            loss::vocab_cross_entropy(part.cols as usize, ids, scale, [read(1), read(2)], logits, loss);
-        }
-        &Kernel::CrossEntropy { vocab, scale, .. } => {
-            let [logits, loss] = outputs(writes);
-            loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
-        }
         Kernel::Expert(_) => panic!("{}: a route says which rows it has", kernel.name()),
         &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
             let (state, cast) = writes.split_at_mut(3);
@@ -291,13 +122,286 @@ pub fn run_routed<T: Scalar>(
     writes: &mut [&mut [T]],
 ) {
     let Some(routed) = kernel.routed() else { return run(kernel, &plan.views, rank, step, reads, writes) };
-    shapes::check(kernel, &plan.views, reads, writes);
+    begin(kernel, &plan.views, reads, writes);
+    expert::run(routed, plan.route_of(routed.route, rank), &plan.views, rank, reads, writes);
+}
+
+/// Sees that the operands are those of the kernel, and lets what it accumulates into start as it was read.
+fn begin<T: Scalar>(kernel: &Kernel, views: &[Mesh], reads: &[Option<&[T]>], writes: &mut [&mut [T]]) {
+    shapes::check(kernel, views, reads, writes);
     for &(from, to) in in_place(kernel) {
         if let Some(old) = reads[from] {
             writes[to].copy_from_slice(old);
         }
     }
-    expert::run(routed, plan.route_of(routed.route, rank), &plan.views, rank, reads, writes);
+}
+
+/// A kernel as one rank runs it, but for what it writes.
+struct Call<'a, T> {
+    kernel: &'a Kernel,
+    views: &'a [Mesh],
+    rank: u32,
+    reads: &'a [Option<&'a [T]>],
+}
+
+/// Kernels by families; [`run`] says which is whose.
+impl<'a, T: Scalar> Call<'a, T> {
+    fn read(&self, i: usize) -> &'a [T] {
+        self.reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", self.kernel.name()))
+    }
+
+    /// What is made of every element, or every row, by itself.
+    fn pointwise(&self, writes: &mut [&mut [T]]) {
+        let &Call { kernel, views, rank, reads } = self;
+        let read = |i| self.read(i);
+        match kernel {
+            &Kernel::BiasBwd { cols, .. } => {
+                let [db] = outputs(writes);
+                pointwise::bias_bwd(cols as usize, read(0), db);
+            }
+            Kernel::Residual { rows, cols, dropout, .. } => {
+                let (y, stays) = writes.split_at_mut(1);
+                let y = &mut *y[0];
+                y.copy_from_slice(read(1));
+                (2..reads.len()).for_each(|i| pointwise::add_rows(*cols as usize, read(i), y));
+                if let (Some(d), [stays]) = (dropout, stays) {
+                    pointwise::drop_some(d, &d.positions(views, rank, *rows), *cols as usize, y, stays);
+                }
+                pointwise::add(None, [Some(read(0)), None], y);
+            }
+            &Kernel::DropoutBwd { probability, .. } => {
+                let [dx] = outputs(writes);
+                pointwise::dropout_bwd(probability, read(0), read(1), dx);
+            }
+            Kernel::Gelu { .. } => {
+                let [y] = outputs(writes);
+                pointwise::gelu(read(0), y);
+            }
+            Kernel::GeluBwd { .. } => {
+                let [dx] = outputs(writes);
+                pointwise::gelu_bwd(read(0), read(1), dx);
+            }
+            Kernel::Relu2 { .. } => {
+                let [y] = outputs(writes);
+                pointwise::relu2(read(0), y);
+            }
+            Kernel::Relu2Bwd { .. } => {
+                let [dx] = outputs(writes);
+                pointwise::relu2_bwd(read(0), read(1), dx);
+            }
+            &Kernel::SwiGlu { cols, .. } => {
+                let [y] = outputs(writes);
+                pointwise::swiglu(cols as usize, read(0), y);
+            }
+            &Kernel::SwiGluBwd { cols, .. } => {
+                let [dx] = outputs(writes);
+                pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
+            }
+            Kernel::Cast { .. } => {
+                let [y] = outputs(writes);
+                y.copy_from_slice(read(0));
+            }
+            Kernel::Add { trim, .. } => {
+                let [sum] = outputs(writes);
+                let trim = trim.as_ref().map(|(block, side)| pointwise::Trim::new(block, *side, views, rank));
+                pointwise::add(trim, [reads[0], reads[1]], sum);
+            }
+            Kernel::Fill { .. } => {
+                let [x] = outputs(writes);
+                x.fill(T::zero());
+            }
+            other => unreachable!("{} is not pointwise", other.name()),
+        }
+    }
+
+    /// RMS and layer norms, of rows and of parts of them.
+    fn norms(&self, writes: &mut [&mut [T]]) {
+        let read = |i| self.read(i);
+        match self.kernel {
+            &Kernel::LayerNorm { cols, eps, .. } => {
+                let [y] = outputs(writes);
+                layer_norm::forward(cols as usize, eps, read(0), read(1), y);
+            }
+            &Kernel::LayerNormBwd { cols, eps, .. } => {
+                let [dx, dw] = outputs(writes);
+                layer_norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
+            }
+            &Kernel::Norm { cols, eps, .. } => {
+                let [y] = outputs(writes);
+                norm::forward(cols as usize, eps, read(0), read(1), y);
+            }
+            &Kernel::NormBwd { cols, eps, .. } => {
+                let [dx, dw] = outputs(writes);
+                norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
+            }
+            &Kernel::HeadNorm { heads, kv_heads, head_dim, eps, .. } => {
+                let [qkv, before] = outputs(writes);
+                let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
+                heads.forward(read(1), qkv, before);
+            }
+            &Kernel::HeadNormBwd { heads, kv_heads, head_dim, eps, .. } => {
+                let [d_qkv, dw] = outputs(writes);
+                let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
+                heads.backward([read(1), read(2)], d_qkv, dw);
+            }
+            &Kernel::LatentNorm { cols, rest, eps, .. } => {
+                let (y, behind) = writes.split_at_mut(1);
+                let behind: &mut [T] = behind.first_mut().map_or(&mut [], |behind| behind);
+                latent::norm_forward([cols, cols + rest].map(|n| n as usize), eps, read(0), read(1), y[0], behind);
+            }
+            &Kernel::LatentNormBwd { cols, rest, eps, .. } => {
+                let [dx, dw] = outputs(writes);
+                let behind = if rest > 0 { read(4) } else { &[] };
+                let reads = [read(0), read(1), read(3), behind];
+                latent::norm_backward([cols, cols + rest].map(|n| n as usize), eps, reads, dx, dw);
+            }
+            other => unreachable!("{} is no norm", other.name()),
+        }
+    }
+
+    /// What tells positions apart: turned queries and keys, and rows that are added.
+    fn positions(&self, writes: &mut [&mut [T]]) {
+        let &Call { kernel, views, rank, .. } = self;
+        let read = |i| self.read(i);
+        match kernel {
+            Kernel::LatentRope { segs, documents, heads, nope, rope, v, theta, backward, .. } => {
+                let positions = turned(segs, documents, views, rank);
+                let sizes = [heads, nope, rope, v].map(|n| *n as usize);
+                let latent = latent::Heads::new(&positions, sizes, *theta);
+                if *backward {
+                    let [d_q, d_kv, d_k] = outputs(writes);
+                    latent.backward([read(0), read(1)], d_q, d_kv, d_k);
+                } else {
+                    let [q, kv] = outputs(writes);
+                    latent.forward([0, 1, 2].map(read), q, kv);
+                }
+            }
+            Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
+                let rotary = rotary.unwrap_or(*head_dim) as usize;
+                let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
+                let positions = turned(segs, documents, views, rank);
+                let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim, rotary], *theta);
+                if *backward {
+                    let [dqkv] = outputs(writes);
+                    rope.backward(read(0), read(1), dqkv);
+                } else {
+                    let [q, kv] = outputs(writes);
+                    rope.forward(read(0), q, kv);
+                }
+            }
+            Kernel::Positions { segs, rows, cols, share, backward, .. } => {
+                let positions = dropout::positions(segs, *share, views, rank, *rows);
+                let at = loss::Places { positions, cols: *cols as usize };
+                let [out] = outputs(writes);
+                if *backward { at.backward(read(0), out) } else { at.forward(read(1), out) }
+            }
+            other => unreachable!("{} is not of positions", other.name()),
+        }
+    }
+
+    /// Blocks of attention, and how their results are joined.
+    fn attention(&self, writes: &mut [&mut [T]]) {
+        let &Call { kernel, views, rank, reads } = self;
+        let read = |i| self.read(i);
+        match kernel {
+            Kernel::Attention(block) => {
+                let [o, lse] = outputs(writes);
+                attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
+            }
+            Kernel::Unfused { block, step } => {
+                let matrices = unfused::Matrices::new(block, views, rank);
+                let reads: Vec<&[T]> = match step {
+                    // Its second operand may be its result.
+                    ScoreStep::SoftmaxBwd => vec![read(0)],
+                    _ => (0..reads.len()).map(read).collect(),
+                };
+                matrices.run(step, &reads, writes);
+            }
+            Kernel::AttentionOnto(block) => {
+                let [o, lse] = outputs(writes);
+                attention::forward(block, views, rank, [read(0), read(1)], o, lse, true);
+            }
+            Kernel::AddLse(block) => {
+                let [lse] = outputs(writes);
+                attention::add_lse(block, views, rank, read(1), lse);
+            }
+            Kernel::AddWeighted(block) => {
+                let [o] = outputs(writes);
+                attention::add_weighted(block, views, rank, [1, 2, 3].map(read), o);
+            }
+            &Kernel::AttentionDelta { head_dim, .. } => {
+                let [delta] = outputs(writes);
+                attention_bwd::delta(head_dim as usize, read(0), read(1), delta);
+            }
+            Kernel::AttentionBwd(block) => {
+                let [dq, dkv] = outputs(writes);
+                attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, None);
+            }
+            Kernel::AttentionBwdOnto(block, onto) => {
+                let [dq, dkv] = outputs(writes);
+                attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, Some(*onto));
+            }
+            Kernel::MergeLse(block) => {
+                let [o, lse] = outputs(writes);
+                attention::merge(block, views, rank, [read(2), read(3)], o, lse);
+            }
+            other => unreachable!("{} is no attention", other.name()),
+        }
+    }
+
+    /// What puts rows, or parts of them, in other places.
+    fn rows(&self, writes: &mut [&mut [T]]) {
+        let &Call { kernel, views, rank, reads } = self;
+        let read = |i| self.read(i);
+        match kernel {
+            Kernel::Permute(permute) => {
+                let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
+                exchange::Layout::new(permute, views, rank).permute(&reads, writes);
+            }
+            Kernel::Reorder { segs, batch, cols, inverse } => {
+                let [y] = outputs(writes);
+                let pieces = reorder::Pieces::new(segs, views, rank, *batch as usize, *cols as usize);
+                if *inverse { pieces.cut(read(0), y) } else { pieces.join(read(0), y) }
+            }
+            Kernel::OwnRows { rows, cols, group, .. } => {
+                let [y] = outputs(writes);
+                let here = group.place(views, rank) as usize * (rows * cols) as usize;
+                y.copy_from_slice(&read(0)[here..][..(rows * cols) as usize]);
+            }
+            other => unreachable!("{} puts nothing elsewhere", other.name()),
+        }
+    }
+
+    /// From ids of tokens to rows, and from rows of logits to a loss.
+    fn vocabulary(&self, writes: &mut [&mut [T]]) {
+        let &Call { kernel, views, rank, .. } = self;
+        let read = |i| self.read(i);
+        let part = |axis, rows: u64| (u64::from(views[0].coord(rank, axis)) * rows, rows);
+        match kernel {
+            &Kernel::Embed { cols, vocab, shard, .. } => {
+                let [x] = outputs(writes);
+                loss::embed(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), x);
+            }
+            &Kernel::EmbedBwd { cols, vocab, shard, .. } => {
+                let [dtable] = outputs(writes);
+                loss::embed_bwd(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), dtable);
+            }
+            Kernel::VocabStats(part) => {
+                let [stats] = outputs(writes);
+                loss::vocab_stats(part.cols as usize, part.ids(views, rank), read(0), read(1), stats);
+            }
+            &Kernel::VocabCrossEntropy { part, scale, .. } => {
+                let [logits, loss] = outputs(writes);
+                let ids = part.ids(views, rank);
+                loss::vocab_cross_entropy(part.cols as usize, ids, scale, [read(1), read(2)], logits, loss);
+            }
+            &Kernel::CrossEntropy { vocab, scale, .. } => {
+                let [logits, loss] = outputs(writes);
+                loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
+            }
+            other => unreachable!("{} is not of the vocabulary", other.name()),
+        }
+    }
 }
 
 /// The operands a kernel accumulates into, as (read, write): the write starts as the read was.

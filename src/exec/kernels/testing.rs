@@ -41,6 +41,13 @@ pub fn masks(unit: u64) -> [Mask; 4] {
     [Mask::new(true), Mask::new(false), window, Mask { documents, ..Mask::new(true) }]
 }
 
+/// The rows at `positions` of each of the two sequences of `len`.
+pub fn rows_at(x: &[f64], len: usize, positions: &[u64]) -> Vec<f64> {
+    let row = x.len() / (2 * len);
+    let rows = (0..2).flat_map(|b| positions.iter().map(move |&p| b * len + p as usize));
+    rows.flat_map(|r| x[r * row..][..row].iter().copied()).collect()
+}
+
 /// Visibility by its definition.
 pub fn sees(mask: &Mask, i: u64, j: u64) -> bool {
     let document = |at: u64| {

@@ -14,7 +14,7 @@ pub fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + gelu_tanh(x))
 }
 
-pub fn gelu_tanh(x: f64) -> f64 {
+fn gelu_tanh(x: f64) -> f64 {
     ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()
 }
 

@@ -13,7 +13,6 @@ pub struct Operands {
 impl Kernel {
     /// How large every operand has to be; [`check`](crate::plan::check) holds the plan's buffers against it.
     pub fn operands(&self, views: &[Mesh]) -> Operands {
-        let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
         match self {
             Kernel::MatMul { m, n, k, accumulate, bias, .. } => {
                 let mut reads = vec![m * k, k * n];
@@ -32,39 +31,19 @@ impl Kernel {
             Kernel::AttentionDelta { rows, heads, head_dim } => {
                 of(&[rows * heads * head_dim, rows * heads * head_dim], &[rows * heads])
             }
-            Kernel::Norm { rows, cols, .. } => of(&[rows * cols, *cols], &[rows * cols]),
-            Kernel::NormBwd { rows, cols, .. } => {
-                let x = rows * cols;
-                of(&[x, *cols, x, x, *cols], &[x, *cols])
-            }
-            Kernel::HeadNorm { rows, heads, kv_heads, head_dim, .. } => {
-                let (qk, v) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim);
-                of(&[qk + v, 2 * head_dim], &[qk + v, qk])
-            }
-            Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, .. } => {
-                let (qk, v, w) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim, 2 * head_dim);
-                of(&[qk + v, qk, w, w], &[qk + v, w])
-            }
-            Kernel::LatentNorm { rows, cols, rest, .. } => {
-                let mut writes = vec![rows * cols];
-                writes.extend((*rest > 0).then_some(rows * rest));
-                of(&[rows * (cols + rest), *cols], &writes)
-            }
-            Kernel::LatentNormBwd { rows, cols, rest, .. } => {
-                let mut reads = vec![rows * (cols + rest), *cols, *cols, rows * cols];
-                reads.extend((*rest > 0).then_some(rows * rest));
-                of(&reads, &[rows * (cols + rest), *cols])
-            }
+            Kernel::Norm { .. }
+            | Kernel::NormBwd { .. }
+            | Kernel::HeadNorm { .. }
+            | Kernel::HeadNormBwd { .. }
+            | Kernel::LatentNorm { .. }
+            | Kernel::LatentNormBwd { .. }
+            | Kernel::LayerNorm { .. }
+            | Kernel::LayerNormBwd { .. } => self.norm_operands(),
             Kernel::LatentRope { segs, batch, heads, nope, rope, v, backward, .. } => {
                 let n = batch * segs.len(views);
                 let q = n * heads * (nope + rope);
                 let (apart, heads) = ([q, n * heads * (nope + v), n * rope], [q, q + n * heads * v]);
                 if *backward { of(&heads, &apart) } else { of(&apart, &heads) }
-            }
-            Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
-            Kernel::LayerNormBwd { rows, cols, bias, .. } => {
-                let (x, w) = (rows * cols, with_bias(*cols, *bias));
-                of(&[x, w, x, x, w], &[x, w])
             }
             Kernel::BiasBwd { rows, cols } => of(&[rows * cols, *cols], &[*cols]),
             Kernel::Residual { rows, cols, biases, dropout } => {
@@ -108,6 +87,45 @@ impl Kernel {
             Kernel::Expert(kernel) => kernel.operands(),
         }
     }
+
+    /// The same of norms, of rows and of parts of them.
+    fn norm_operands(&self) -> Operands {
+        match self {
+            Kernel::Norm { rows, cols, .. } => of(&[rows * cols, *cols], &[rows * cols]),
+            Kernel::NormBwd { rows, cols, .. } => {
+                let x = rows * cols;
+                of(&[x, *cols, x, x, *cols], &[x, *cols])
+            }
+            Kernel::HeadNorm { rows, heads, kv_heads, head_dim, .. } => {
+                let (qk, v) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim);
+                of(&[qk + v, 2 * head_dim], &[qk + v, qk])
+            }
+            Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, .. } => {
+                let (qk, v, w) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim, 2 * head_dim);
+                of(&[qk + v, qk, w, w], &[qk + v, w])
+            }
+            Kernel::LatentNorm { rows, cols, rest, .. } => {
+                let mut writes = vec![rows * cols];
+                writes.extend((*rest > 0).then_some(rows * rest));
+                of(&[rows * (cols + rest), *cols], &writes)
+            }
+            Kernel::LatentNormBwd { rows, cols, rest, .. } => {
+                let mut reads = vec![rows * (cols + rest), *cols, *cols, rows * cols];
+                reads.extend((*rest > 0).then_some(rows * rest));
+                of(&reads, &[rows * (cols + rest), *cols])
+            }
+            Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
+            Kernel::LayerNormBwd { rows, cols, bias, .. } => {
+                let (x, w) = (rows * cols, with_bias(*cols, *bias));
+                of(&[x, w, x, x, w], &[x, w])
+            }
+            other => unreachable!("{} is no norm", other.name()),
+        }
+    }
+}
+
+fn of(reads: &[u64], writes: &[u64]) -> Operands {
+    Operands { reads: reads.to_vec(), writes: writes.to_vec() }
 }
 
 /// Elements of a norm's weight, its bias behind it.

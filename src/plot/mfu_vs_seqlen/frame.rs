@@ -61,7 +61,7 @@ impl Frame {
 
     /// Lengths whose cells have room beside each other: of those that are too near one at which anything runs, then a power of
     /// two, then the one at which most families run.
-    pub(super) fn columns_of(&self, groups: &[Group]) -> Vec<u64> {
+    fn columns_of(&self, groups: &[Group]) -> Vec<u64> {
         let running = |length: &u64| groups.iter().filter(|group| group.top(*length).is_some()).count();
         let mut order: Vec<u64> = self.lengths.iter().copied().collect();
         order.sort_by_key(|length| {

@@ -78,18 +78,44 @@ fn number(row: &Map<String, Value>, setup: &Value, names: &[&str]) -> Option<f64
 
 /// The numbers of a row that are times or rates of an exchange, by their names.
 fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> {
+    let common = common(table, row);
+    let nothing = |other: String| vec![("row".into(), Exchanged { other, ..common.clone() })];
+    let category = table.get("category").and_then(Value::as_str).unwrap_or_default();
+    let golden = row.contains_key("num_sms");
+    if category != "ep_microbench" && !golden {
+        return nothing(format!("{category}: no exchange by itself"));
+    }
+    let found: Vec<_> = flattened(row).into_iter().filter_map(|number| one(table, row, &common, number)).collect();
+    // Rates that a source computes from times beside them say nothing new.
+    let times = found.iter().any(|(_, f)| f.unit == Unit::Microseconds);
+    let kept: Vec<_> = found.into_iter().filter(|(_, f)| !times || f.unit == Unit::Microseconds).collect();
+    match kept.is_empty() {
+        true => nothing("no time and no rate that is an exchange's".into()),
+        false => kept,
+    }
+}
+
+/// What holds for every number of a row.
+fn common(table: &Value, row: &Map<String, Value>) -> Exchanged {
     let of = |field| table.get(field).cloned().unwrap_or(Value::Null);
     let (hardware, setup) = (of("hardware"), of("setup"));
     let text = |from: &Value, field: &str| from.get(field).and_then(Value::as_str).unwrap_or_default().to_string();
     let count = |names: &[&str]| number(row, &setup, names).map(|n| n as u32);
-    let common = Exchanged {
+    let ranks = ranks(row, &setup).or_else(|| hardware.get("ranks").and_then(Value::as_u64).map(|n| n as u32));
+    let node = node(&words(table, row), &hardware);
+    let local = count(&["local_experts"]);
+    let experts = count(&["experts", "E"]).or(local.zip(ranks).map(|(l, r)| l * r));
+    // Where the source gives a default in words, or none at all.
+    let stated = setup.get("experts").and_then(Value::as_str).and_then(|t| t.split_whitespace().next()?.parse().ok());
+    let nodes = ranks.zip(node).map(|(r, n)| r.div_ceil(n.max(1)));
+    Exchanged {
         library: match row.get("impl").and_then(Value::as_str) {
             Some(name) => name.into(),
             None => text(table, "system"),
         },
         gpu: gpu(row, &hardware),
-        ranks: ranks(row, &setup).or_else(|| hardware.get("ranks").and_then(Value::as_u64).map(|n| n as u32)),
-        node: node(&words(table, row), &hardware),
+        ranks,
+        node,
         // Where each row is of another machine, it says what joins its nodes.
         network: match row.get("hw").and_then(Value::as_str) {
             Some(words) if text(&hardware, "nic").is_empty() => words.into(),
@@ -98,65 +124,59 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
         tokens: number(row, &setup, &["tokens_per_rank", "tokens", "num_tokens", "seq"]).map(|n| n as u64),
         hidden: number(row, &setup, &["hidden"]).map(|n| n as u64),
         topk: count(&["topk"]),
+        experts: experts.or(stated).or(Some(256)),
+        node_limit: setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit)),
         sms: count(&["sms"]).map(|n| n as u16),
         ..Exchanged::default()
-    };
-    let local = count(&["local_experts"]);
-    let experts = count(&["experts", "E"]).or(local.zip(common.ranks).map(|(l, r)| l * r));
-    // Where the source gives a default in words, or none at all.
-    let stated = setup.get("experts").and_then(Value::as_str).and_then(|t| t.split_whitespace().next()?.parse().ok());
-    let experts = experts.or(stated).or(Some(256));
-    let nodes = common.ranks.zip(common.node).map(|(r, n)| r.div_ceil(n.max(1)));
-    let limit = setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit));
-    let common = Exchanged { experts, node_limit: limit, ..common };
-    let called = row.get("measure").and_then(Value::as_str).is_some_and(|how| how.to_lowercase().contains("api"));
-    let one = |(name, value, sms): &(String, f64, Option<u16>)| {
-        let (ranks, unit) = (ranks_of(name), unit_of(name, row)?);
-        let op = row.get("op").and_then(Value::as_str).unwrap_or_default();
-        let says = |what: &str| name.contains(what) || op.contains(what);
-        let part = match (says("disp"), says("comb")) {
-            (true, true) if unit == Unit::Microseconds => Part::Both,
-            (_, true) => Part::Combine,
-            _ => Part::Dispatch,
-        };
-        let combine = part == Part::Combine;
-        let said = row.get("dtype").or(setup.get("dispatch")).and_then(Value::as_str);
-        let said = said.unwrap_or(if beside_nccl(table) { "bf16" } else { "fp8" });
-        let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
-        let element = if fp8 { Element::Fp8Blocks } else { Element::Bf16 };
-        // A column for each of several libraries says whose it is: disp_pplx_efa.
-        let whose = ["pplx_efa", "pplx", "deepep"].iter().find(|who| name.contains(*who));
-        let library = match whose {
-            Some(&"deepep") if common.tokens.is_some_and(|tokens| tokens <= 512) => "DeepEP low latency".into(),
-            Some(who) => (*who).into(),
-            // Who posts the messages is said with the operation: "IBRC dispatch".
-            None => match row.get("op").and_then(Value::as_str).and_then(|op| op.split_once(' ')) {
-                Some((by @ ("IBGDA" | "IBRC"), _)) => format!("{} {by}", common.library),
-                _ => common.library.clone(),
-            },
-        };
-        let value = if name.ends_with("_ms") { 1e3 * value } else { *value };
-        let called = called || name.starts_with("torch");
-        let before = name.starts_with("before");
-        let (ranks, sms) = (ranks.or(common.ranks), sms.or(common.sms));
-        let facts =
-            Exchanged { library, part, element, unit, called, before, ranks, sms, measured: value, ..common.clone() };
-        Some((name.clone(), facts))
-    };
-    let category = text(table, "category");
-    let golden = row.contains_key("num_sms");
-    if category != "ep_microbench" && !golden {
-        let other = format!("{category}: no exchange by itself");
-        return vec![("row".into(), Exchanged { other, ..common })];
     }
-    let flat = flattened(row);
-    let found: Vec<_> = flat.iter().filter_map(one).collect();
-    // Rates that a source computes from times beside them say nothing new.
-    let times = found.iter().any(|(_, f)| f.unit == Unit::Microseconds);
-    let kept: Vec<_> = found.into_iter().filter(|(_, f)| !times || f.unit == Unit::Microseconds).collect();
-    match kept.is_empty() {
-        true => vec![("row".into(), Exchanged { other: "no time and no rate that is an exchange's".into(), ..common })],
-        false => kept,
+}
+
+/// One number of a row, with the SMs that are stated beside it; none where it is neither a time nor a rate.
+fn one(
+    table: &Value,
+    row: &Map<String, Value>,
+    common: &Exchanged,
+    (name, value, sms): (String, f64, Option<u16>),
+) -> Option<(String, Exchanged)> {
+    let text = |field: &str| row.get(field).and_then(Value::as_str);
+    let (ranks, unit) = (ranks_of(&name), unit_of(&name, row)?);
+    let op = text("op").unwrap_or_default();
+    let says = |what: &str| name.contains(what) || op.contains(what);
+    let part = match (says("disp"), says("comb")) {
+        (true, true) if unit == Unit::Microseconds => Part::Both,
+        (_, true) => Part::Combine,
+        _ => Part::Dispatch,
+    };
+    let dispatched = table.get("setup").and_then(|setup| setup.get("dispatch"));
+    let said = row.get("dtype").or(dispatched).and_then(Value::as_str);
+    let said = said.unwrap_or(if beside_nccl(table) { "bf16" } else { "fp8" });
+    let named = name.contains("fp8") || !said.starts_with("bf16");
+    let fp8 = part != Part::Combine && !name.contains("bf16") && named;
+    let facts = Exchanged {
+        library: library_of(&name, op, common),
+        part,
+        element: if fp8 { Element::Fp8Blocks } else { Element::Bf16 },
+        unit,
+        called: name.starts_with("torch") || text("measure").is_some_and(|how| how.to_lowercase().contains("api")),
+        before: name.starts_with("before"),
+        ranks: ranks.or(common.ranks),
+        sms: sms.or(common.sms),
+        measured: if name.ends_with("_ms") { 1e3 * value } else { value },
+        ..common.clone()
+    };
+    Some((name, facts))
+}
+
+/// Whose exchange a number is of: a column for each of several libraries says so (disp_pplx_efa), and an operation says who
+/// posts the messages ("IBRC dispatch").
+fn library_of(name: &str, op: &str, common: &Exchanged) -> String {
+    match ["pplx_efa", "pplx", "deepep"].iter().find(|who| name.contains(*who)) {
+        Some(&"deepep") if common.tokens.is_some_and(|tokens| tokens <= 512) => "DeepEP low latency".into(),
+        Some(who) => (*who).into(),
+        None => match op.split_once(' ') {
+            Some((by @ ("IBGDA" | "IBRC"), _)) => format!("{} {by}", common.library),
+            _ => common.library.clone(),
+        },
     }
 }
 

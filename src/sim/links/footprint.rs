@@ -31,7 +31,7 @@ pub struct Footprint {
 
 /// Whether ranks can get in each other's way on a link. The port of a GPU, and a NIC that is its own, are what the
 /// ports of a rank account for.
-pub fn is_shared(cluster: &Cluster, link: Link) -> bool {
+fn is_shared(cluster: &Cluster, link: Link) -> bool {
     match link {
         Link::Out(_) | Link::In(_) | Link::Peer(..) => false,
         Link::NicOut { .. } | Link::NicIn { .. } => {
@@ -108,12 +108,6 @@ fn stays(cluster: &Cluster, members: &[u32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ClusterSpec, GpuSpec};
-
-    fn of(name: &str, gpus: u32) -> Cluster {
-        let spec = ClusterSpec::find(name).unwrap();
-        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
-    }
 
     fn shares(footprint: &Footprint) -> Vec<(Link, f64)> {
         footprint.loads.iter().map(|load| (load.link, load.share)).collect()
@@ -124,17 +118,17 @@ mod tests {
         for (name, gpus, shared) in
             [("dgx-h100", 64, false), ("a100-4x200", 16, true), ("a100-4x200", 8, false), ("l20-pcie", 8, true)]
         {
-            assert_eq!(any_shared(&of(name, gpus)), shared, "{name} {gpus}");
+            assert_eq!(any_shared(&Cluster::shipped(name, gpus)), shared, "{name} {gpus}");
         }
-        let dgx = of("dgx-h100", 16);
+        let dgx = Cluster::shipped("dgx-h100", 16);
         assert_eq!(Footprint::of_message(&dgx, 0, 8).loads, []);
-        assert_eq!(Footprint::of_message(&of("a100-4x200", 16), 0, 1).loads, []);
+        assert_eq!(Footprint::of_message(&Cluster::shipped("a100-4x200", 16), 0, 1).loads, []);
     }
 
     /// A ring of n sends (n - 1) / n of the buffer over each of its links, twice for an all-reduce.
     #[test]
     fn a_ring_of_replicas_leaves_its_pod_once() {
-        let c = of("h100-24k-roce", 6144);
+        let c = Cluster::shipped("h100-24k-roce", 6144);
         let members: Vec<u32> = (0..6144).step_by(8).collect();
         let footprint = Footprint::of_whole(&c, CollectiveKind::AllReduce, Algorithm::Ring, &members);
         let up = |pod| (Link::Up { tier: 0, pod, rail: 0 }, 2.0 * 767.0 / 768.0);
@@ -145,7 +139,7 @@ mod tests {
     /// Two GPUs of a NIC: what each sends to the eight of another node goes over it.
     #[test]
     fn rows_leave_by_the_nic_of_their_rank() {
-        let c = of("a100-4x200", 16);
+        let c = Cluster::shipped("a100-4x200", 16);
         let members: Vec<u32> = (0..16).collect();
         let found = shares(&Footprint::of_rows(&c, 3, &members));
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
@@ -158,7 +152,7 @@ mod tests {
     /// An all-to-all of any number of ranks is on the links of its pods: what leaves one of two equal pods is half of all.
     #[test]
     fn large_exchanges_leave_their_pods() {
-        let c = of("h100-24k-roce", 6144);
+        let c = Cluster::shipped("h100-24k-roce", 6144);
         let members: Vec<u32> = (0..6144).collect();
         let footprint = Footprint::of_whole(&c, CollectiveKind::AllToAll, Algorithm::Pairwise, &members);
         let up = footprint.loads.iter().find(|load| load.link == Link::Up { tier: 0, pod: 1, rail: 0 }).unwrap();

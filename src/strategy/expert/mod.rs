@@ -81,6 +81,7 @@ pub struct Experts {
     /// The pipeline makes gradients of weights apart from those of inputs.
     is_halved: bool,
 }
+
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
 pub struct Parts {
@@ -115,6 +116,33 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
     }
 }
 
+/// Whose kernels carry the rows: a library's own, or NCCL's.
+fn engine(algo: ExchangeAlgo, engines: Engines) -> Engine {
+    match algo {
+        ExchangeAlgo::DeepepNormal { sms }
+        | ExchangeAlgo::DeepepV2Hybrid { sms }
+        | ExchangeAlgo::HybridEp { sms }
+        | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
+        _ => engines.collective,
+    }
+}
+
+/// The routes of tokens, apart from the one that stands behind them: of gradients of experts that several slots hold, or of
+/// weights of shadowed ones.
+fn apart(routes: &[Route]) -> (&[Route], Option<Sums>, Option<Shadow>) {
+    match routes {
+        [tokens, way] if tokens.shadows > 0 => {
+            let shadow = Shadow { route: 1, slots: u64::from(tokens.shadows), owned: way.most_tokens() };
+            (&routes[..1], None, Some(shadow))
+        }
+        [tokens, sums] if !tokens.holds.is_empty() => {
+            let [slots, copies] = [Layout::Tokens, Layout::Copies].map(|layout| layout.capacity(sums));
+            (&routes[..1], Some(Sums { route: 1, slots, copies }), None)
+        }
+        _ => (routes, None, None),
+    }
+}
+
 impl Experts {
     /// None for a model without experts.
     pub fn new(
@@ -126,20 +154,7 @@ impl Experts {
         tokens: u64,
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
-        // With copies of experts, the route of their gradients stands behind that of all tokens.
-        let (routes, sums, shadow) = match &routes[1..] {
-            [way] if route.shadows > 0 => (
-                &routes[..1],
-                None,
-                Some(Shadow { route: 1, slots: u64::from(route.shadows), owned: way.most_tokens() }),
-            ),
-            [sums] if !route.holds.is_empty() => {
-                let capacity = |layout: Layout| layout.capacity(sums);
-                let [slots, copies] = [Layout::Tokens, Layout::Copies].map(capacity);
-                (&routes[..1], Some(Sums { route: 1, slots, copies }), None)
-            }
-            _ => (routes, None, None),
-        };
+        let (routes, sums, shadow) = apart(routes);
         let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
         let (h, f, slots) = (moe.width(model.hidden), moe.ffn, u64::from(route.own_slots()));
         let (up, wide) = match model.mlp {
@@ -156,18 +171,11 @@ impl Experts {
         let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
         let algo = algo(&par.options, tokens);
         let again = par.options.recompute_moe && model.pattern.is_empty();
-        let engine = match algo {
-            ExchangeAlgo::DeepepNormal { sms }
-            | ExchangeAlgo::DeepepV2Hybrid { sms }
-            | ExchangeAlgo::HybridEp { sms }
-            | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
-            _ => engines.collective,
-        };
         Some(Experts {
             route: 0,
             ranks: route.ranks,
             algo,
-            engine,
+            engine: engine(algo, engines),
             sums_engine: engines.collective,
             fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
             fp8: par.options.fp8,
@@ -251,10 +259,6 @@ impl Experts {
         self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, first: 0, n, k, fp8 }, reads, &[y]);
     }
 
-    fn at(flat: Buf, rows: Rows) -> Buf {
-        flat.rows(rows[0], rows[1])
-    }
-
     fn router(&self) -> [ExpertOp; 2] {
         let (rows, experts, topk, gate) = (self.tokens, self.experts, self.topk, self.gate);
         [ExpertOp::Router { rows, experts, topk, gate }, ExpertOp::RouterBwd { rows, experts, topk, gate }]
@@ -294,7 +298,7 @@ impl Experts {
         let (to, landed) = ((keep.x(), keep.weighs), keep.codes.or(s.landed_codes));
         let from = (rows, Some(s.gates));
         self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, from, (to, landed), beside_dispatch);
-        let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        let [gate_up, down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up());
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up());
@@ -344,8 +348,8 @@ impl Experts {
         // The rows of y are not needed again: its gradient takes their place.
         let to = ((s.y, s.d_weighs), s.landed_codes);
         self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
-        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
-        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
+        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
+        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| g.experts.at(rows));
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);

@@ -15,6 +15,41 @@ use crate::error::Result;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Workload};
 
+/// The ranks that hold the same weights outside of experts, and the same experts. `acc`: of sums and of optimizer state.
+fn replicas(
+    work: &Workload,
+    par: &Parallelism,
+    engine: Engine,
+    acc: Dtype,
+    accumulate: bool,
+    has_experts: bool,
+) -> [DataParallel; 2] {
+    let of = |group, ranks, zero, views| DataParallel {
+        group,
+        ranks,
+        // Behind the view of all ranks, and that of experts.
+        hybrid: groups_of(par)
+            .map(|groups| Hybrid::of_view(views + u8::from(has_experts), (ranks / u64::from(groups)) as u32)),
+        zero,
+        accumulate,
+        no_sync: par.options.no_sync,
+        all_reduce: par.options.all_reduce_grads,
+        offload: par.options.offload_optimizer,
+        dtype: work.dtype,
+        acc,
+        grads: if par.options.bf16_grads { work.dtype } else { acc },
+        moments: if par.options.bf16_moments { work.dtype } else { acc },
+        no_master: par.options.no_master,
+        engine,
+    };
+    // Tensor-parallel ranks and stages hold different weights.
+    let same = u64::from(par.ranks() / (par.tp * par.pp));
+    let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
+    // Where all else is whole everywhere, nothing of a layer comes and goes.
+    let zero = if same == 1 { par.zero.min(1) } else { par.zero };
+    [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
+}
+
 impl<'a> Step<'a> {
     pub(super) fn new(
         mut b: Builder,
@@ -30,35 +65,8 @@ impl<'a> Step<'a> {
             kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, &routes)).collect();
         let layer = layers.last().expect("a model has layers");
         let acc = layer.core.shape().acc;
-        // Tensor-parallel ranks and stages hold different weights.
-        let ranks = u64::from(par.ranks() / (par.tp * par.pp));
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
-        let replicas = |group, ranks, zero, hybrid| DataParallel {
-            group,
-            ranks,
-            hybrid,
-            zero,
-            accumulate: microbatches > 1,
-            no_sync: par.options.no_sync,
-            all_reduce: par.options.all_reduce_grads,
-            offload: par.options.offload_optimizer,
-            dtype: work.dtype,
-            acc,
-            grads: if par.options.bf16_grads { work.dtype } else { acc },
-            moments: if par.options.bf16_moments { work.dtype } else { acc },
-            no_master: par.options.no_master,
-            engine: engines.collective,
-        };
-        // Behind the view of all ranks, and that of experts.
-        let hybrid = |ranks: u64, views: u8| {
-            let groups = groups_of(par)?;
-            Some(Hybrid::of_view(views + u8::from(!routes.is_empty()), (ranks / u64::from(groups)) as u32))
-        };
-        let dp = replicas(DataParallel::replicas(), ranks, par.zero, hybrid(ranks, 1));
-        // Where all else is whole everywhere, nothing of a layer comes and goes.
-        let zero = if ranks == 1 { par.zero.min(1) } else { par.zero };
-        let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
-        let edp = replicas(DataParallel::expert_replicas(), same_experts, zero, hybrid(same_experts, 2));
+        let [dp, edp] = replicas(work, par, engines.collective, acc, microbatches > 1, !routes.is_empty());
         let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
 
         let embedding = Embedding::new(&mut b, model, layer);

@@ -1,7 +1,6 @@
 //! A layer of one mixer alone behind one norm: y = x + mixer(norm x), the mixer being attention, a feed-forward network,
 //! experts or a state-space model (Nemotron-H, arXiv:2504.03624).
 
-use super::super::weights::Rows;
 use super::backward::Backward;
 use super::buffers::{Saved, Scratch};
 use super::{Flats, Layer, linear, linear_dx, mamba};
@@ -21,25 +20,24 @@ impl Layer {
         mixer: Mixer,
     ) {
         let sums = s.partial.unwrap_or(s.branch);
-        let at = |r: Rows| w.rows(r[0], r[1]);
         match mixer {
             Mixer::Attention => {
-                self.norms.forward(b, "norm1", x, at(self.rows.norm1), keep.normed1());
+                self.norms.forward(b, "norm1", x, w.at(self.rows.norm1), keep.normed1());
                 self.attention_forward(b, s, w, keep, again);
                 self.tp.scattered(b, "o_reduce", sums, s.branch, |b, chunk| {
-                    self.linear_out(b, "o_proj", [keep.output(), at(self.rows.o)], self.o_row(), false, sums, chunk);
+                    self.linear_out(b, "o_proj", [keep.output(), w.at(self.rows.o)], self.o_row(), false, sums, chunk);
                 });
             }
             Mixer::Mamba => {
-                self.norms.forward(b, "norm1", x, at(self.rows.norm1), keep.normed1());
+                self.norms.forward(b, "norm1", x, w.at(self.rows.norm1), keep.normed1());
                 let (mamba, ms, saved) = self.mamba(s, keep);
-                let (weight, proj) = (at(mamba.rows.in_proj), mamba.proj(ms, saved));
+                let (weight, proj) = (w.at(mamba.rows.in_proj), mamba.proj(ms, saved));
                 self.tp.gathered(b, "in_proj_gather", keep.normed1(), s.input, |b, input, rows| {
                     let kernel = linear(rows.count(), mamba.spec.proj_cols(), self.hidden, self.fp8);
                     b.compute(&rows.label("in_proj"), kernel, &[rows.of(input), weight], &[rows.of(proj)]);
                 });
                 mamba.forward(b, ms, w, saved);
-                let (out, cols) = (at(mamba.rows.out_proj), mamba.spec.inner());
+                let (out, cols) = (w.at(mamba.rows.out_proj), mamba.spec.inner());
                 self.tp.scattered(b, "out_proj_reduce", sums, s.branch, |b, chunk| {
                     self.linear_out(b, "out_proj", [saved.normed, out], cols, false, sums, chunk);
                 });
@@ -47,7 +45,7 @@ impl Layer {
             Mixer::Mlp => {
                 self.mlp_in(b, s, w, x, keep, x);
                 self.tp.scattered(b, "down_reduce", sums, s.branch, |b, chunk| {
-                    self.linear_out(b, "down", [keep.network().1, at(self.rows.down)], self.ffn, false, sums, chunk);
+                    self.linear_out(b, "down", [keep.network().1, w.at(self.rows.down)], self.ffn, false, sums, chunk);
                 });
             }
             Mixer::Experts => self.experts_forward(b, s, w, x, keep, self.experts.as_ref().expect("it has experts")),

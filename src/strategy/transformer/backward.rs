@@ -133,12 +133,12 @@ pub(super) struct Backward<'a> {
 
 impl Backward<'_> {
     pub(super) fn at(&self, r: Rows) -> Buf {
-        self.w.rows(r[0], r[1])
+        self.w.at(r)
     }
 
     #[allow(clippy::too_many_arguments)]
     pub(super) fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
-        let grad = self.g.rows(r[0], r[1]);
+        let grad = self.g.at(r);
         let product = linear_dw(out, inp, self.layer.tokens(), self.layer.fp8);
         weight_grad(b, label, product, [d, x], grad, self.s.dw);
     }
@@ -146,7 +146,7 @@ impl Backward<'_> {
     /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.
     pub(super) fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
         let Some(r) = at else { return };
-        let grad = self.g.rows(r[0], r[1]);
+        let grad = self.g.at(r);
         b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
     }
 
@@ -251,7 +251,7 @@ impl Backward<'_> {
         self.dw(b, "o_proj_dw", h, o, d_output, keep.output(), l.rows.o);
         let mut last = l.attention_backward(b, s, keep);
         if let (Some(norms), Some(raw)) = (l.rows.head_norms, keep.raw_qk) {
-            let grad = self.g.rows(norms[0], norms[1]);
+            let grad = self.g.at(norms);
             let reads = [s.heads().d_qkv, raw, self.at(norms), grad];
             last = b.compute("qk_norm_bwd", l.head_norm(true), &reads, &[s.heads().d_qkv, grad]);
         }
@@ -308,7 +308,7 @@ impl Backward<'_> {
     }
 
     pub(super) fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
-        let weights = [self.at(r), self.g.rows(r[0], r[1])];
+        let weights = [self.at(r), self.g.at(r)];
         self.layer.norms.backward(b, label, x, weights, self.s.d_normed, residual, dx);
     }
 }

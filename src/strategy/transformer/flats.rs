@@ -1,5 +1,6 @@
 //! The flat tensors that a layer's weights, or their gradients, stand in.
 
+use super::super::weights::Rows;
 use crate::plan::{Arg, Buf, Builder};
 
 /// The flat tensors of a layer: what every rank of the sequence has, and its own experts.
@@ -29,7 +30,8 @@ impl Flats {
         Flats { dense: self.dense.slot(slot), experts: self.experts.map(|buf| buf.slot(slot)) }
     }
 
-    pub(super) fn rows(&self, from: u64, to: u64) -> Buf {
-        self.dense.rows(from, to)
+    /// Of what every rank of the sequence has, some rows.
+    pub(super) fn at(&self, rows: Rows) -> Buf {
+        self.dense.at(rows)
     }
 }

@@ -2,7 +2,6 @@
 
 use super::super::expert::{self, Experts};
 use super::super::tensor::Chunk;
-use super::super::weights::Rows;
 use super::buffers::{Saved, Scratch};
 use super::{Flats, Layer, linear, with};
 use crate::plan::{Buf, Builder, Dropout, Kernel};
@@ -33,34 +32,40 @@ impl Layer {
         }
         // Sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
-        let at = |r: Rows| w.rows(r[0], r[1]);
         let rows = &self.rows;
-        self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1());
+        self.norms.forward(b, "norm1", x, w.at(rows.norm1), keep.normed1());
         let input = self.attention_forward(b, s, w, keep, again);
         let Some(mid) = keep.mid else {
             self.mlp_in(b, s, w, x, keep, input);
-            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.o_row(), false, sums, self.tp.all());
+            self.linear_out(b, "o_proj", [keep.output(), w.at(rows.o)], self.o_row(), false, sums, self.tp.all());
             self.tp.scattered(b, "block_reduce", sums, s.branch, |b, chunk| {
-                self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums, chunk);
+                self.linear_out(b, "down", [keep.network().1, w.at(rows.down)], self.ffn, true, sums, chunk);
             });
-            let biases = [rows.o_bias, rows.down_bias].map(|r| r.map(at));
+            let biases = [rows.o_bias, rows.down_bias].map(|rows| rows.map(|r| w.at(r)));
             return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
         };
         self.tp.scattered(b, "o_reduce", sums, s.branch, |b, chunk| {
-            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.o_row(), false, sums, chunk);
+            self.linear_out(b, "o_proj", [keep.output(), w.at(rows.o)], self.o_row(), false, sums, chunk);
         });
-        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
+        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(|r| w.at(r)), None], [Some(mid), keep.stays[0]]);
         match &self.experts {
             Some(experts) => self.experts_forward(b, s, w, mid, keep, experts),
             None if self.is_tiled() => self.tiled_forward(b, s, w, mid, keep, sums),
             None => {
                 self.mlp_in(b, s, w, mid, keep, input);
                 self.tp.scattered(b, "down_reduce", sums, s.branch, |b, chunk| {
-                    self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, false, sums, chunk);
+                    self.linear_out(b, "down", [keep.network().1, w.at(rows.down)], self.ffn, false, sums, chunk);
                 });
             }
         }
-        self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], [Some(x_out), keep.stays[1]]);
+        self.residual(
+            b,
+            "residual2",
+            mid,
+            s.branch,
+            [rows.down_bias.map(|r| w.at(r)), None],
+            [Some(x_out), keep.stays[1]],
+        );
     }
 
     /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
@@ -68,7 +73,7 @@ impl Layer {
     pub(super) fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
         match (self.rows.norm2, keep.normed2) {
             (Some(norm), Some(normed)) => {
-                self.norms.forward(b, "norm2", x, w.rows(norm[0], norm[1]), normed);
+                self.norms.forward(b, "norm2", x, w.at(norm), normed);
                 self.gathered_mlp_in(b, s, w, keep, normed);
             }
             _ => {
@@ -86,8 +91,7 @@ impl Layer {
     }
 
     fn gate_up(&self, b: &mut Builder, w: Flats, keep: &Saved, input: Buf, chunk: Chunk) {
-        let at = |r: Rows| w.rows(r[0], r[1]);
-        let (weight, bias) = (at(self.rows.gate_up), self.rows.up_bias.map(at));
+        let (weight, bias) = (w.at(self.rows.gate_up), self.rows.up_bias.map(|r| w.at(r)));
         self.linear_in(b, "gate_up", [input, weight], bias, self.wide, keep.network().0, chunk);
     }
 
@@ -117,7 +121,7 @@ impl Layer {
         experts: &Experts,
     ) {
         let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
-        self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
+        self.norms.forward(b, "norm2", mid, w.at(norm), normed);
         self.experts_of(b, s, w, normed, keep, experts);
     }
 
@@ -139,7 +143,7 @@ impl Layer {
         };
         let mut second = |b: &mut Builder| {
             let Some(shared) = s.shared else { return };
-            let (sums, down) = (s.partial.unwrap_or(shared), w.rows(self.rows.down[0], self.rows.down[1]));
+            let (sums, down) = (s.partial.unwrap_or(shared), w.at(self.rows.down));
             self.tp.scattered(b, "down_reduce", sums, shared, |b, chunk| {
                 self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums, chunk);
             });
@@ -158,8 +162,8 @@ impl Layer {
     pub(super) fn parts(&self, flats: Flats) -> expert::Parts {
         let router = self.rows.router.expect("experts have a router");
         expert::Parts {
-            router: flats.rows(router[0], router[1]),
-            squeezed: self.rows.squeezed.map(|both| both.map(|r| flats.rows(r[0], r[1]))),
+            router: flats.at(router),
+            squeezed: self.rows.squeezed.map(|both| both.map(|r| flats.at(r))),
             experts: flats.experts.expect("experts have weights"),
         }
     }
@@ -255,18 +259,18 @@ impl Layer {
 
     /// Queries, keys and values of my tokens.
     fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
-        let (rows, at) = (&self.rows, |r: Rows| w.rows(r[0], r[1]));
+        let rows = &self.rows;
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
             latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to);
             return keep.normed1();
         }
         let room = s.heads().qkv;
-        let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
+        let (qkv, bias) = (w.at(rows.qkv), rows.qkv_bias.map(|r| w.at(r)));
         let input = self.tp.gathered(b, "qkv_gather", keep.normed1(), s.input, |b, input, chunk| {
             self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), room, chunk);
         });
         if let (Some(norms), Some(raw)) = (rows.head_norms, keep.raw_qk) {
-            b.compute("qk_norm", self.head_norm(false), &[room, at(norms)], &[room, raw]);
+            b.compute("qk_norm", self.head_norm(false), &[room, w.at(norms)], &[room, raw]);
         }
         b.compute("rope", self.rope(false), &[room], &to);
         input

@@ -16,7 +16,7 @@ use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
 use super::{Flats, linear, linear_dw, linear_dx, with};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{Documents, LlmSpec, MlaSpec};
+use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, Workload};
 
 /// Rows of the flat weight tensor.
 pub struct WeightRows {
@@ -133,6 +133,34 @@ pub struct Scratch {
 pub type Room = Option<Buf>;
 
 impl Latent {
+    /// `seq`: tokens of one sequence on this rank; `share`: those of a microbatch between the products.
+    pub fn new(
+        (mla, rows): (MlaSpec, WeightRows),
+        model: &LlmSpec,
+        work: &Workload,
+        par: &Parallelism,
+        tp: TensorParallel,
+        [seq, share]: [u64; 2],
+        segs: &Segs,
+    ) -> Latent {
+        Latent {
+            mla,
+            rows,
+            heads: model.heads / tp.ranks,
+            hidden: model.hidden,
+            theta: model.rope_theta,
+            batch: work.micro_batch,
+            tokens: work.micro_batch * seq,
+            share,
+            segs: segs.clone(),
+            documents: work.documents.clone(),
+            dtype: work.dtype,
+            tp,
+            fp8: par.options.fp8,
+            again: par.options.recompute_mla_up,
+        }
+    }
+
     /// Elements of a head's query and key.
     fn qk(&self) -> u64 {
         self.mla.nope_dim + self.mla.rope_dim
@@ -216,7 +244,6 @@ impl Latent {
         to: [Buf; 2],
         again: bool,
     ) {
-        let at = |r: Rows| w.rows(r[0], r[1]);
         let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
         let down = |b: &mut Builder, label: &str, cols, weight, y| {
             if !again {
@@ -233,16 +260,16 @@ impl Latent {
             };
         match (self.rows.q, keep.q, self.mla.q_lora) {
             (Some([weight, norm]), Some(q), Some(ql)) => {
-                down(b, "q_down", ql, at(weight), q.down);
-                b.compute("q_norm", self.norm(ql, 0), &[q.down, at(norm)], &[q.normed]);
-                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], at(self.rows.q_up), s.q);
+                down(b, "q_down", ql, w.at(weight), q.down);
+                b.compute("q_norm", self.norm(ql, 0), &[q.down, w.at(norm)], &[q.normed]);
+                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], w.at(self.rows.q_up), s.q);
             }
-            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], at(self.rows.q_up), s.q),
+            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], w.at(self.rows.q_up), s.q),
         }
         let [weight, norm] = self.rows.kv;
-        down(b, "kv_down", kl + dr, at(weight), keep.kv.down);
-        b.compute("kv_norm", self.norm(kl, dr), &[keep.kv.down, at(norm)], &[keep.kv.normed, s.k]);
-        up(b, "kv_up", [Some(keep.kv.normed), s.rooms.kv], [kv_up, kl], at(self.rows.kv_up), s.kv);
+        down(b, "kv_down", kl + dr, w.at(weight), keep.kv.down);
+        b.compute("kv_norm", self.norm(kl, dr), &[keep.kv.down, w.at(norm)], &[keep.kv.normed, s.k]);
+        up(b, "kv_up", [Some(keep.kv.normed), s.rooms.kv], [kv_up, kl], w.at(self.rows.kv_up), s.kv);
         let k = self.tp.gather(b, "k_gather", s.k, s.rooms.k);
         b.compute("rope", self.turn(false), &[s.q, s.kv, k], &to);
     }
@@ -291,7 +318,7 @@ struct Backward<'a> {
 
 impl Backward<'_> {
     fn both(&self, r: Rows) -> [Buf; 2] {
-        [self.w, self.g].map(|flat| flat.rows(r[0], r[1]))
+        [self.w, self.g].map(|flat| flat.at(r))
     }
 
     /// From the gradient of `cols` columns to that of `width`, summed over the ranks' heads; `d` is the one, room for

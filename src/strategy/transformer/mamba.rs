@@ -20,7 +20,7 @@ use super::super::weights::{Rows, Weights};
 use super::Flats;
 use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::{Buf, Builder, Dtype, Kernel, TensorKind};
-use crate::spec::MambaSpec;
+use crate::spec::{LlmSpec, MambaSpec, Workload};
 
 /// Rows of the flat weight tensor.
 pub struct WeightRows {
@@ -93,6 +93,20 @@ pub struct Scratch {
 }
 
 impl Mamba {
+    /// `tp` ranks share the heads; `seq`: tokens of one sequence on this rank.
+    pub fn new(
+        (spec, rows): (MambaSpec, WeightRows),
+        model: &LlmSpec,
+        work: &Workload,
+        tp: u64,
+        seq: u64,
+        grads: Dtype,
+        spread: Option<Spread>,
+    ) -> Mamba {
+        let (batch, eps, dtype) = (work.micro_batch, model.rms_eps, work.dtype);
+        Mamba { spec: spec.part(tp), rows, batch, seq, eps, dtype, grads, spread }
+    }
+
     fn tokens(&self) -> u64 {
         self.batch * self.seq
     }
@@ -148,11 +162,10 @@ impl Mamba {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.forward_spread(b, s, w, keep, (spread, spread_s));
         }
-        let at = |r: Rows| w.rows(r[0], r[1]);
-        b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, at(self.rows.conv)], &[s.xbc]);
-        b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, at(self.rows.heads)], &[keep.y]);
+        b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, w.at(self.rows.conv)], &[s.xbc]);
+        b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, w.at(self.rows.heads)], &[keep.y]);
         let norm = self.kernel(SsmOp::Norm { eps: self.eps });
-        b.compute("gated_norm", norm, &[keep.y, keep.proj, at(self.rows.norm)], &[keep.normed]);
+        b.compute("gated_norm", norm, &[keep.y, keep.proj, w.at(self.rows.norm)], &[keep.normed]);
     }
 
     /// From `s.d_normed` to [`d_proj`](Mamba::d_proj), and the weights' gradients added to `g`; returns the last op.
@@ -160,7 +173,7 @@ impl Mamba {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.backward_spread(b, s, [w, g], keep, (spread, spread_s));
         }
-        let both = |r: Rows| [w, g].map(|flat| flat.rows(r[0], r[1]));
+        let both = |r: Rows| [w, g].map(|flat| flat.at(r));
         let [conv, d_conv] = both(self.rows.conv);
         b.compute("conv_again", self.kernel(SsmOp::Conv), &[keep.proj, conv], &[s.xbc]);
         let [norm, d_norm] = both(self.rows.norm);

@@ -136,6 +136,19 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
     }
 }
 
+/// Attention over whole sequences of a microbatch, with this tensor-parallel rank's heads.
+fn attention(model: &LlmSpec, work: &Workload, tp: &TensorParallel) -> AttentionSpec {
+    AttentionSpec {
+        batch: work.micro_batch,
+        seq_len: work.seq_len,
+        heads: model.heads / tp.ranks,
+        kv_heads: tp.kv_heads(model.attended_kv_heads()).0,
+        head_dim: model.qk_dim(),
+        mask: model.mask(&work.documents),
+        dtype: work.dtype,
+    }
+}
+
 impl Layer {
     pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, routes: &[Route]) -> Layer {
         let of = |chunk| Layer::of_chunk(model, work, par, engines, routes, chunk);
@@ -153,16 +166,7 @@ impl Layer {
         let parts = if chunk.is_some() { u64::from(par.options.chunks) } else { 1 };
         let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses)) / parts;
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
-        let (heads, (kv_heads, kv_copies)) = (model.heads / tp.ranks, tp.kv_heads(model.attended_kv_heads()));
-        let attention = AttentionSpec {
-            batch: work.micro_batch,
-            seq_len: work.seq_len,
-            heads,
-            kv_heads,
-            head_dim: model.qk_dim(),
-            mask: model.mask(&work.documents),
-            dtype: work.dtype,
-        };
+        let attention = attention(model, work, &tp);
         let Way { segs, seq, core, ulysses } =
             Way::of_chunk(&attention, model.mla.map(|mla| mla.v_dim), model.dropout, par, engines, chunk);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
@@ -172,42 +176,22 @@ impl Layer {
         let grads = if par.options.bf16_grads { work.dtype } else { acc };
         let dtypes = [work.dtype, acc, grads];
         let experts = Experts::new(model, par, engines, routes, dtypes, norms.rows);
-        let latent = model.mla.zip(rows.latent.take()).map(|(mla, rows)| Latent {
-            mla,
-            rows,
-            heads,
-            hidden: model.hidden,
-            theta: model.rope_theta,
-            batch: work.micro_batch,
-            tokens: work.micro_batch * seq,
-            share: norms.rows,
-            segs: segs.clone(),
-            documents: work.documents.clone(),
-            dtype: work.dtype,
-            tp,
-            fp8: par.options.fp8,
-            again: par.options.recompute_mla_up,
-        });
+        let latent = model.mla.zip(rows.latent.take());
+        let latent = latent.map(|own| Latent::new(own, model, work, par, tp, [seq, norms.rows], &segs));
         let alone = model.pattern.first().copied();
         let experts_again = experts.as_ref().is_some_and(|experts| experts.again);
         let attends = alone.is_none_or(|mixer| mixer == Mixer::Attention);
-        let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
-            spec: mamba.part(tp.ranks),
-            rows,
-            batch: work.micro_batch,
-            seq,
-            eps: model.rms_eps,
-            dtype: work.dtype,
-            grads,
-            spread: Spread::new(par, [work.micro_batch, seq], &segs, work.dtype, engines),
+        let mamba = model.mamba.zip(rows.mamba.take()).map(|own| {
+            let spread = Spread::new(par, [work.micro_batch, seq], &segs, work.dtype, engines);
+            Mamba::new(own, model, work, tp.ranks, seq, grads, spread)
         });
         Layer {
             chunks: vec![],
             hidden: model.hidden,
-            heads,
-            kv_heads,
-            kv_copies,
-            head_dim: model.qk_dim(),
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            kv_copies: tp.kv_heads(model.attended_kv_heads()).1,
+            head_dim: attention.head_dim,
             v_dim: core.shape().block.v_dim(),
             ffn,
             wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },

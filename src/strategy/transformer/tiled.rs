@@ -23,7 +23,7 @@ impl Piece {
     }
 
     fn of(&self, all: Buf) -> Buf {
-        if self.is_all { all } else { all.rows(self.rows[0], self.rows[1]) }
+        if self.is_all { all } else { all.at(self.rows) }
     }
 
     fn room(&self, room: Buf) -> Buf {
@@ -52,8 +52,8 @@ impl Layer {
     /// The network's output in `s.branch`, from a norm of `mid`.
     pub(super) fn tiled_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, mid: Buf, keep: &Saved, sums: Buf) {
         let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
-        let down = w.rows(self.rows.down[0], self.rows.down[1]);
-        self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
+        let down = w.at(self.rows.down);
+        self.norms.forward(b, "norm2", mid, w.at(norm), normed);
         let input = self.tp.gather(b, "gate_up_gather", normed, s.input);
         for (i, piece) in self.pieces() {
             b.labelled(format!(".{i}"), |b| {
@@ -68,8 +68,8 @@ impl Layer {
     fn piece_in(&self, b: &mut Builder, w: Flats, keep: &Saved, piece: &Piece, input: Buf, which: &str) -> Buf {
         let (gate_up, act) = keep.network();
         let (gate_up, act) = (piece.room(gate_up), piece.room(act));
-        let weight = w.rows(self.rows.gate_up[0], self.rows.gate_up[1]);
-        let bias = self.rows.up_bias.map(|r| w.rows(r[0], r[1]));
+        let weight = w.at(self.rows.gate_up);
+        let bias = self.rows.up_bias.map(|r| w.at(r));
         let (label, rows) = (format!("gate_up{which}"), Chunk::whole(piece.count()));
         self.linear_in(b, &label, [piece.of(input), weight], bias, self.wide, gate_up, rows);
         self.activation_of(b, piece.count(), (gate_up, act), which);
@@ -106,7 +106,7 @@ impl Backward<'_> {
 
     /// Adds a piece's product to the gradient of a weight of `out` times `inp`.
     fn piece_dw(&self, b: &mut Builder, label: &str, [out, inp, n]: [u64; 3], reads: [Buf; 2], rows: [u64; 2]) {
-        let grad = self.g.rows(rows[0], rows[1]);
+        let grad = self.g.at(rows);
         weight_grad(b, label, linear_dw(out, inp, n, self.layer.fp8), reads, grad, self.s.dw);
     }
 }

@@ -5,12 +5,15 @@
 //! was not costed cannot be among them. Then words that leave degrees alone are tried on the best. Rows are written as
 //! they are found, and a search that was stopped goes on.
 
+mod found;
 mod nearest;
 mod probe;
 mod refine;
+mod row;
 mod space;
 mod values;
 
+pub use found::{Counts, Found};
 pub use nearest::Nearest;
 use nearest::TooLarge;
 pub use space::Space;
@@ -20,13 +23,12 @@ use super::asked::{Asked, above_zero, least, trained};
 use super::store::{self, Store};
 use super::{Batch, Case, Point};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
-use crate::plan::route::dropped;
 use crate::report::Row;
 use crate::spec::{Documents, Dtype, LlmSpec};
 use crate::strategy::guard;
 use probe::{Probe, Shape, Short};
 use rayon::prelude::*;
+use row::{fastest, is_slow, row, slow, step};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -53,59 +55,6 @@ pub struct Question {
     /// How many of the fastest are found for certain.
     pub best: usize,
     pub space: Space,
-}
-
-/// What came of one length.
-#[derive(Debug, Clone, Serialize)]
-pub struct Found {
-    pub seq_len: u64,
-    pub global_batch: u64,
-    pub counts: Counts,
-    /// The fastest that fit, of the plain ways, in order; as many as were asked for.
-    pub best: Vec<Row>,
-    /// The best of these with words that leave their degrees alone, where any helps.
-    pub refined: Vec<Row>,
-    /// What it costs to choose otherwise: the fastest way found with each value of each choice.
-    pub values: Vec<Value>,
-    /// Where nothing fits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nearest: Option<Nearest>,
-}
-
-/// Ways by what became of them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Counts {
-    /// Combinations that cannot be built, by the kind of reason.
-    pub refused: BTreeMap<String, usize>,
-    /// Why the first of the kind that most are of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub refused_why: Option<String>,
-    pub ways: usize,
-    /// Plans that their bounds rest on.
-    pub probes: usize,
-    /// Not costed, since weights and activations that are certain do not fit.
-    pub too_large: usize,
-    /// Not costed, since no way is faster than its bound.
-    pub too_slow: usize,
-    pub costed: usize,
-    /// Costed, but not to be had: memory.
-    pub do_not_fit: usize,
-    /// Not costed after all: more ops than are laid out.
-    pub too_long: usize,
-    /// Why the first of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub too_long_why: Option<String>,
-    /// Not looked at: it was told to stop.
-    #[serde(skip_serializing_if = "is_none")]
-    pub left: usize,
-    /// Costed besides, to say what each value of each choice costs; known ones among them.
-    pub beside: usize,
-    /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
-    pub nearest_bound: Option<f64>,
-}
-
-fn is_none(n: &usize) -> bool {
-    *n == 0
 }
 
 /// Ways that are costed before it is looked again which are still worth it. The same whatever the number of cores, so
@@ -273,7 +222,7 @@ impl Search<'_> {
 
     /// Ways that may fit, the most promising first, and those that do not by their bound, in bytes.
     fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<(Vec<Candidate>, Vec<TooLarge>)> {
-        let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
+        let room = self.case.room();
         let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
         let mut too_large = vec![];
         for point in points {
@@ -388,68 +337,6 @@ impl Search<'_> {
         }
         Ok(rows.into_iter().map(|row| row.map(|(row, _)| row)).collect())
     }
-}
-
-/// The row of a point: the row that a sweep has, unless it takes `limit` or longer.
-fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
-    let costed = || -> Result<Row> {
-        let plan: Plan = case.plan(point)?;
-        let timeline = case.cost(&plan)?;
-        let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
-        row.set_time(&timeline, plan.about.model_flops, case.peak().value());
-        row.set_dropped(dropped(&plan.routes));
-        if timeline.step.value() < limit {
-            let room = case.cluster.gpu.memory.value.value() - case.stack.reserved_memory.value.value();
-            let footprint = case.footprint_within(&plan, room as u64)?;
-            row.set_layout(&footprint, &case.place(&case.aside(&plan)));
-            // Other stages were not looked at.
-            row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
-            Ok(row)
-        } else {
-            Ok(slow(row))
-        }
-    };
-    match costed() {
-        Err(Error::Infeasible(why)) => Ok(case.infeasible(point, why)),
-        other => other,
-    }
-}
-
-/// The kind of reason of rows whose memory was not looked at.
-const SLOW: &str = "search: ";
-
-/// The row without what was not looked at.
-fn slow(row: Row) -> Row {
-    Row {
-        feasible: false,
-        why: format!("{SLOW}slower than the best; its memory was not looked at"),
-        peak_mem_bytes: None,
-        mem_params_bytes: None,
-        mem_grads_bytes: None,
-        mem_optimizer_bytes: None,
-        mem_activations_bytes: None,
-        mem_workspace_bytes: None,
-        mem_comm_bytes: None,
-        mem_gaps_bytes: None,
-        mem_room_bytes: None,
-        host_mem_bytes: None,
-        ..row
-    }
-}
-
-fn is_slow(row: &Row) -> bool {
-    row.why.starts_with(SLOW)
-}
-
-fn step(row: &Row) -> f64 {
-    row.step_time_s.unwrap_or(f64::INFINITY)
-}
-
-/// Those that fit, the fastest first.
-fn fastest(rows: &[Row]) -> Vec<&Row> {
-    let mut fit: Vec<&Row> = rows.iter().filter(|row| row.feasible).collect();
-    fit.sort_by(|a, b| step(a).total_cmp(&step(b)).then_with(|| Point::of_row(a).cmp(&Point::of_row(b))));
-    fit
 }
 
 #[cfg(test)]

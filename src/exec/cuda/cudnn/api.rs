@@ -105,7 +105,7 @@ impl Api {
         unsafe { (self.version)() }
     }
 
-    pub fn version_name(&self) -> String {
+    fn version_name(&self) -> String {
         let version = self.version();
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }

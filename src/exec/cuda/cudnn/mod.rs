@@ -1,11 +1,11 @@
 //! cuDNN's fused attention, by its backend's functions: the library is looked for where the program runs, and what it
 //! takes is asked of itself.
 //!
-//! On an H100 and an H200 with cuDNN 9.14 every group of `selftest` that it takes is right; with 9.19 attention's gradients are, and nothing
-//! else was tried. What 9.19 says without a GPU, told of the
-//! properties of an H100 and others: every graph of `attention` has engines, their kernels compile, and so much memory they work in
-//! (`tests/cudnn.rs`). What the graphs mean is held to the CPU's kernels by a library that stands for cuDNN and does what a
-//! graph says, operation by operation (`tests/cuda_ffi.rs`).
+//! On an H100 and an H200 with cuDNN 9.14 every group of `selftest` that it takes is right; with 9.19 attention's gradients
+//! are, and nothing else was tried. What 9.19 says without a GPU, told of the properties of an H100 and others: every graph
+//! of `attention` has engines, their kernels compile, and so much memory they work in (`tests/cudnn.rs`). What the graphs
+//! mean is held to the CPU's kernels by a library that stands for cuDNN and does what a graph says, operation by operation
+//! (`tests/cuda_ffi.rs`).
 
 mod api;
 mod attention;

@@ -30,7 +30,7 @@ const MOST_FORMS: usize = 4;
 impl Limits {
     /// The parts of a block, each of queries that follow each other; none where there are too many. Zigzag's two chunks before
     /// all keys are two, and so are two documents.
-    pub(super) fn forms(&self) -> Vec<Form> {
+    fn forms(&self) -> Vec<Form> {
         let at = &self.positions;
         if at.windows(2).any(|two| two[0] >= two[1]) {
             return vec![];

@@ -1,7 +1,7 @@
 //! Every call of NCCL that plans make, between the processes that are there: one is enough.
 
 use super::super::calls::Call;
-use super::super::device::Device;
+use super::super::device::{Device, StreamId};
 use crate::error::Result;
 use crate::exec::arena::Data;
 use crate::plan::Dtype;
@@ -136,19 +136,24 @@ pub fn check<D: Device>(
         let got = Data::from_bytes(&device.read(0, to, want.bytes())?, dtype);
         let off = got.to_f64().iter().zip(want.to_f64()).position(|(g, w)| *g != w);
         let wrong = off.map(|i| format!("element {i}: {} is not {}", got.to_f64()[i], want.to_f64()[i]));
-        let mut seconds = vec![];
-        for _ in 0..TIMES {
-            let around = [device.event(0)?, device.event(0)?];
-            device.record(stream, around[0])?;
-            device.call(stream, 0, &calls)?;
-            device.record(stream, around[1])?;
-            device.synchronize()?;
-            seconds.push(device.seconds(around[0], around[1])?);
-        }
-        seconds.sort_by(f64::total_cmp);
-        found.push(Joined { call, ranks: world, bytes: mine.bytes(), seconds: seconds[TIMES / 2], wrong });
+        let seconds = median_seconds(device, stream, &calls)?;
+        found.push(Joined { call, ranks: world, bytes: mine.bytes(), seconds, wrong });
     }
     Ok(found)
+}
+
+fn median_seconds<D: Device>(device: &mut D, stream: StreamId, calls: &[Call]) -> Result<f64> {
+    let mut seconds = vec![];
+    for _ in 0..TIMES {
+        let around = [device.event(0)?, device.event(0)?];
+        device.record(stream, around[0])?;
+        device.call(stream, 0, calls)?;
+        device.record(stream, around[1])?;
+        device.synchronize()?;
+        seconds.push(device.seconds(around[0], around[1])?);
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[TIMES / 2])
 }
 
 #[cfg(test)]

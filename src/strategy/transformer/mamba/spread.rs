@@ -105,8 +105,7 @@ impl Mamba {
 
     /// This rank's part of the weights.
     fn own(&self, b: &mut Builder, label: &str, w: Flats, (spread, ss): (&Spread, &Scratch)) {
-        let at = |r: Rows| w.rows(r[0], r[1]);
-        b.compute(label, self.local(SsmOp::Own(spread.by)), &[at(self.rows.conv), at(self.rows.heads)], &ss.own);
+        b.compute(label, self.local(SsmOp::Own(spread.by)), &[w.at(self.rows.conv), w.at(self.rows.heads)], &ss.own);
     }
 
     pub(super) fn forward_spread(
@@ -125,7 +124,7 @@ impl Mamba {
         b.compute("gate", self.kernel(SsmOp::Gate), &[keep.y, keep.proj], &[ss.gated]);
         let gated = keep.gated.expect("the norm stands behind the exchange");
         spread.exchange.run(b, "", one(&ss.to_tokens), Way::Back, &[ss.gated], &[gated]);
-        let norm = w.rows(self.rows.norm[0], self.rows.norm[1]);
+        let norm = w.at(self.rows.norm);
         b.compute("group_norm", self.local(SsmOp::GroupNorm { eps: self.eps }), &[gated, norm], &[keep.normed]);
     }
 
@@ -138,7 +137,7 @@ impl Mamba {
         (spread, ss): (&Spread, &Scratch),
     ) -> u32 {
         let one = std::slice::from_ref;
-        let both = |r: Rows| [w, g].map(|flat| flat.rows(r[0], r[1]));
+        let both = |r: Rows| [w, g].map(|flat| flat.at(r));
         let ([norm, d_norm], gated) = (both(self.rows.norm), keep.gated.expect("the norm stands behind the exchange"));
         let kernel = self.local(SsmOp::GroupNormBwd { eps: self.eps });
         b.compute("group_norm_bwd", kernel, &[gated, norm, s.d_normed, d_norm], &[ss.d_gated_local, d_norm]);
@@ -151,7 +150,7 @@ impl Mamba {
             b.compute(label, Kernel::Fill { elems }, &[], &[part]);
         }
         self.scan_bwd(b, s, keep, [ss.own[0], ss.d_own[0]], [ss.own[1], ss.d_own[1]]);
-        let [d_conv, d_heads] = [self.rows.conv, self.rows.heads].map(|r| g.rows(r[0], r[1]));
+        let [d_conv, d_heads] = [self.rows.conv, self.rows.heads].map(|r| g.at(r));
         let reads = [ss.d_own[0], ss.d_own[1], d_conv, d_heads];
         b.compute("own_heads_bwd", self.local(SsmOp::OwnBwd(spread.by)), &reads, &[d_conv, d_heads]);
         spread.exchange.run(b, "d", one(&ss.to_heads), Way::Back, &[s.d_proj], &[ss.d_proj])

@@ -1,0 +1,59 @@
+//! What a search brings.
+
+use super::{Nearest, Value};
+use crate::report::Row;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What came of one length.
+#[derive(Debug, Clone, Serialize)]
+pub struct Found {
+    pub seq_len: u64,
+    pub global_batch: u64,
+    pub counts: Counts,
+    /// The fastest that fit, of the plain ways, in order; as many as were asked for.
+    pub best: Vec<Row>,
+    /// The best of these with words that leave their degrees alone, where any helps.
+    pub refined: Vec<Row>,
+    /// What it costs to choose otherwise: the fastest way found with each value of each choice.
+    pub values: Vec<Value>,
+    /// Where nothing fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<Nearest>,
+}
+
+/// Ways by what became of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Combinations that cannot be built, by the kind of reason.
+    pub refused: BTreeMap<String, usize>,
+    /// Why the first of the kind that most are of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_why: Option<String>,
+    pub ways: usize,
+    /// Plans that their bounds rest on.
+    pub probes: usize,
+    /// Not costed, since weights and activations that are certain do not fit.
+    pub too_large: usize,
+    /// Not costed, since no way is faster than its bound.
+    pub too_slow: usize,
+    pub costed: usize,
+    /// Costed, but not to be had: memory.
+    pub do_not_fit: usize,
+    /// Not costed after all: more ops than are laid out.
+    pub too_long: usize,
+    /// Why the first of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub too_long_why: Option<String>,
+    /// Not looked at: it was told to stop.
+    #[serde(skip_serializing_if = "is_none")]
+    pub left: usize,
+    /// Costed besides, to say what each value of each choice costs; known ones among them.
+    pub beside: usize,
+    /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
+    pub nearest_bound: Option<f64>,
+}
+
+fn is_none(n: &usize) -> bool {
+    *n == 0
+}

@@ -1,0 +1,68 @@
+//! Rows of a search: memory is not looked at where a way is too slow anyway.
+
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::plan::route::dropped;
+use crate::report::Row;
+use crate::sweep::{Case, Point};
+
+/// The row of a point: the row that a sweep has, unless it takes `limit` or longer.
+pub(super) fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
+    let costed = || -> Result<Row> {
+        let plan: Plan = case.plan(point)?;
+        let timeline = case.cost(&plan)?;
+        let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
+        row.set_time(&timeline, plan.about.model_flops, case.peak().value());
+        row.set_dropped(dropped(&plan.routes));
+        if timeline.step.value() < limit {
+            let footprint = case.footprint_within(&plan, case.room() as u64)?;
+            row.set_layout(&footprint, &case.place(&case.aside(&plan)));
+            // Other stages were not looked at.
+            row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
+            Ok(row)
+        } else {
+            Ok(slow(row))
+        }
+    };
+    match costed() {
+        Err(Error::Infeasible(why)) => Ok(case.infeasible(point, why)),
+        other => other,
+    }
+}
+
+/// The kind of reason of rows whose memory was not looked at.
+const SLOW: &str = "search: ";
+
+/// The row without what was not looked at.
+pub(super) fn slow(row: Row) -> Row {
+    Row {
+        feasible: false,
+        why: format!("{SLOW}slower than the best; its memory was not looked at"),
+        peak_mem_bytes: None,
+        mem_params_bytes: None,
+        mem_grads_bytes: None,
+        mem_optimizer_bytes: None,
+        mem_activations_bytes: None,
+        mem_workspace_bytes: None,
+        mem_comm_bytes: None,
+        mem_gaps_bytes: None,
+        mem_room_bytes: None,
+        host_mem_bytes: None,
+        ..row
+    }
+}
+
+pub(super) fn is_slow(row: &Row) -> bool {
+    row.why.starts_with(SLOW)
+}
+
+pub(super) fn step(row: &Row) -> f64 {
+    row.step_time_s.unwrap_or(f64::INFINITY)
+}
+
+/// Those that fit, the fastest first.
+pub(super) fn fastest(rows: &[Row]) -> Vec<&Row> {
+    let mut fit: Vec<&Row> = rows.iter().filter(|row| row.feasible).collect();
+    fit.sort_by(|a, b| step(a).total_cmp(&step(b)).then_with(|| Point::of_row(a).cmp(&Point::of_row(b))));
+    fit
+}
