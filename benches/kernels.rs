@@ -8,7 +8,7 @@ use cpu_time::ThreadTime;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use foretrain::exec::kernels::run;
 use foretrain::plan::{AttnBlock, Axis, Kernel, Mesh, Segs, Side};
-use foretrain::spec::Mask;
+use foretrain::spec::{Factor, Mask};
 use std::time::{Duration, Instant};
 
 /// A kernel with its operands.
@@ -53,7 +53,17 @@ fn product(name: &str, [m, n, k]: [u64; 3], a_t: bool, b_t: bool, accumulate: bo
 
 fn attention(seq: u64, head_dim: u64, causal: bool) -> AttnBlock {
     let all = || Segs::new(seq, &[]);
-    AttnBlock { q: all(), kv: all(), batch: 1, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask: Mask::new(causal) }
+    AttnBlock {
+        q: all(),
+        kv: all(),
+        batch: 1,
+        heads: 4,
+        kv_heads: 2,
+        head_dim,
+        v_dim: None,
+        mask: Mask::new(causal),
+        factor: Factor::ONE,
+    }
 }
 
 fn cases() -> Vec<Case> {

@@ -39,6 +39,19 @@ MODELS = {
         intermediate_size=1024, moe_intermediate_size=512, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2,
         first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5),
 }
+YARN = dict(type="yarn", factor=4.0, original_max_position_embeddings=128, mscale=1.0, mscale_all_dim=0.707)
+LATENT = MODELS["deepseek_v3"].to_dict()
+SCALED = {
+    "llama_llama3": transformers.LlamaConfig(**DENSE, rope_scaling=dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=256)),
+    "llama_linear": transformers.LlamaConfig(**DENSE, rope_scaling=dict(type="linear", factor=4.0)),
+    "llama_dynamic": transformers.LlamaConfig(**{**DENSE, "max_position_embeddings": 200}, rope_scaling=dict(type="dynamic", factor=2.0)),
+    "qwen3_yarn": transformers.Qwen3Config(**DENSE, head_dim=64, rope_scaling=dict(
+        type="yarn", factor=4.0, original_max_position_embeddings=128)),
+    "deepseek_v3_yarn": transformers.DeepseekV3Config(
+        **{name: LATENT[name] for name in LATENT if name not in ("rope_parameters", "head_dim", "qk_head_dim")}, rope_scaling=YARN),
+}
+MODELS |= SCALED
 LAYOUTS = ["", "--ulysses 2 --ring 2", "--tp 2 --dp 2 --zero 3", "--pp 3 --recompute full"]
 LAYOUTS_OF_EXPERTS = ["", "--dp 2 --ep 2", "--tp 2 --ring 2 --ep 4", "--ulysses 2 --dp 2 --ep 2 --recompute full"]
 MOST = {"cpu": 1e-4, "cuda": 0.1}
@@ -129,7 +142,7 @@ def main():
             for layout in LAYOUTS_OF_EXPERTS if "experts" in " ".join(grads) else LAYOUTS:
                 command = [words.program, "run", "--on", words.on, "--weights", folder, "--tokens", folder / "ids.json", "--seq-len", SEQ,
                            "--global-batch", BATCH, "--dump", folder / "out.safetensors", "--json", *layout.split()]
-                command += ["--no-mtp"] if name == "deepseek_v3" else []  # transformers has no modules of it
+                command += ["--no-mtp"] if name.startswith("deepseek") else []  # transformers has no modules of it
                 command += ["--devices", "0"] if words.on == "cuda" else []
                 said = json.loads(subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout)
                 row = dict(model=name, layout=layout, loss_transformers_fp32=loss)
@@ -137,7 +150,7 @@ def main():
                 if "error" in said:
                     row["error"] = said["error"]
                     wrong += 1
-                    print(f"{name:12} {layout:44} {said['error']}")
+                    print(f"{name:16} {layout:44} {said['error']}")
                     save()
                     continue
                 dump = load_file(folder / "out.safetensors")
@@ -151,7 +164,7 @@ def main():
                     fine = fine and row["grads_off"] < TIMES * theirs[1]
                     note = f"; transformers in bf16 {theirs[0]:.5f}, {theirs[1]:.2e}, worst {theirs[2]:.2e}"
                 wrong += not fine
-                print(f"{name:12} {layout:44} {'fine ' if fine else 'WRONG'} loss {row['loss']:.5f} of {loss:.5f}, gradients off by "
+                print(f"{name:16} {layout:44} {'fine ' if fine else 'WRONG'} loss {row['loss']:.5f} of {loss:.5f}, gradients off by "
                       f"{row['grads_off']:.2e}, worst {row['worst_off']:.2e} ({row['worst']}){note}", flush=True)
                 save()
     sys.exit(wrong > 0)

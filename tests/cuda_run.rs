@@ -22,7 +22,9 @@ use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::{Dtype, Engine, OpKind, Plan, memory::Layout};
-use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Provenance, Recompute, Workload};
+use foretrain::spec::{
+    Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Provenance, Recompute, RopeScaling, Workload,
+};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::path::Path;
@@ -503,6 +505,27 @@ fn heads_of_other_models() {
     hold(&plan(&LlmSpec { qk_norm: true, ..model(1, 2) }, Parallelism { ring: 2, ..none() }), &[0]);
     hold(&plan(&latent(Some(40)), Parallelism { ring: 2, ..none() }), &[0]);
     hold(&plan(&latent(None), Parallelism { tp: 2, ..none() }), &[0, 1]);
+}
+
+/// Frequencies scaled as YaRN does it, with a factor of turned queries and keys and, of latent attention, one of all scores.
+#[test]
+fn heads_that_turn_by_scaled_frequencies() {
+    let documents = Documents::default();
+    let work = Workload { seq_len: 64, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let rope_scaling = Some(RopeScaling::Yarn {
+        factor: 8.0,
+        beta_fast: 2.0,
+        beta_slow: 0.25,
+        original: 16,
+        truncate: true,
+        attention_factor: 1.2,
+        mscale_all_dim: 1.0,
+    });
+    let model = LlmSpec { rope_scaling, ..model(1, 4) };
+    let mla = MlaSpec { q_lora: Some(40), kv_lora: 24, rope_dim: 32, nope_dim: 32, v_dim: 32 };
+    let latent = LlmSpec { mla: Some(mla), head_dim: 64, ..model.clone() };
+    hold(&build(&model, &work, &Parallelism { ring: 2, ..none() }, ENGINES).unwrap(), &[0]);
+    hold(&build(&latent, &work, &Parallelism { ring: 2, ..none() }, ENGINES).unwrap(), &[0]);
 }
 
 /// Scores that lean on distance (ALiBi), by heads that are cut over ranks too.

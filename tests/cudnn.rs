@@ -8,6 +8,7 @@ use foretrain::exec::cuda::cudnn::Cudnn;
 use foretrain::exec::cuda::fused::{Fused, Pass, Sdpa};
 use foretrain::exec::cuda::lower::{Action, MOST_SHARED, Where, lower};
 use foretrain::exec::cuda::selftest::cases;
+use foretrain::spec::Factor;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,7 +38,8 @@ fn gpus() -> [Value; 4] {
 }
 
 fn sdpa(heads: [u64; 2], rows: [u64; 2], [head_dim, v_dim]: [u64; 2], diagonal: Option<u64>) -> Sdpa {
-    Sdpa { pass: Pass::Forward, batch: 2, heads, rows, pitch: rows.map(|r| r + 64), head_dim, v_dim, diagonal }
+    let scale = Factor(1.0 / (head_dim as f64).sqrt());
+    Sdpa { pass: Pass::Forward, batch: 2, heads, rows, pitch: rows.map(|r| r + 64), head_dim, v_dim, scale, diagonal }
 }
 
 /// What plans ask for: causal, full, behind a diagonal as in a zigzag ring, rectangular, odd; groups of heads; narrow values.

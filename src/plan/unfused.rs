@@ -142,7 +142,7 @@ impl HeadDropout {
 mod tests {
     use super::*;
     use crate::plan::{Kernel, Segs};
-    use crate::spec::Mask;
+    use crate::spec::{Factor, Mask};
 
     #[test]
     fn a_softmax_of_four_matrices_at_a_time_is_one_call() {
@@ -156,6 +156,7 @@ mod tests {
             head_dim: 8,
             v_dim: None,
             mask: Mask::new(true),
+            factor: Factor::ONE,
         };
         let curve = |batch, heads, step| Kernel::Unfused { block: block(batch, heads), step }.curve();
         assert_eq!(curve(1, 4, ScoreStep::Softmax), "softmax");

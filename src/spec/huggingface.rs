@@ -13,6 +13,7 @@ mod nemotron_h;
 mod notes;
 mod placed;
 mod qwen3_next;
+mod rope;
 mod values;
 mod windows;
 
@@ -94,6 +95,7 @@ pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
     windows::read(config, &mut spec)?;
     notes::add(&whole, config, &mut spec);
     spec.uncomputed = values::uncomputed(config);
+    rope::read(config, &mut spec);
     Ok(spec)
 }
 
@@ -121,7 +123,6 @@ fn llama_sizes(config: &Config) -> Result<LlmSpec> {
         vocab: config.count("vocab_size")?,
         rms_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta: config.rope_theta()?,
-        rope_scaled: config.rope_scaled(),
         tie_embeddings: config.flag("tie_word_embeddings")?,
         ..LlmSpec::default()
     })
@@ -144,8 +145,7 @@ fn mistral(config: &Config) -> Result<LlmSpec> {
 /// Phi-3 and Phi-4: Mistral's layers, of whose heads a part may turn.
 fn phi3(config: &Config) -> Result<LlmSpec> {
     let like = mistral(config)?;
-    let share = config.number("partial_rotary_factor")?.unwrap_or(1.0);
-    Ok(LlmSpec { rotary_dim: turned(share, like.head_dim), ..like })
+    Ok(LlmSpec { rotary_dim: turned(config.rotary_share(1.0)?, like.head_dim), ..like })
 }
 
 /// OLMo 2 (arXiv:2501.00656): norms stand behind attention and network instead of before them, and queries and keys have
@@ -216,6 +216,7 @@ fn gpt_neox(config: &Config) -> Result<LlmSpec> {
     config.is_act("hidden_act", "gelu")?;
     let head_dim = config.head_dim(hidden, heads)?;
     let parallel = config.flag_or("use_parallel_residual", true)?;
+    let rotary_pct = config.number("rotary_pct")?;
     Ok(LlmSpec {
         hidden,
         layers: config.count("num_hidden_layers")?,
@@ -226,11 +227,10 @@ fn gpt_neox(config: &Config) -> Result<LlmSpec> {
         vocab: config.count("vocab_size")?,
         rms_eps: config.number("layer_norm_eps")?.unwrap_or(1e-5),
         rope_theta: config.number("rotary_emb_base")?.map_or_else(|| config.rope_theta(), Ok)?,
-        rope_scaled: config.rope_scaled(),
         tie_embeddings: config.flag("tie_word_embeddings")?,
         norm: Norm::Layer,
         mlp: Mlp::Gelu,
-        rotary_dim: turned(config.rotary_share()?, head_dim),
+        rotary_dim: turned(rotary_pct.map_or_else(|| config.rotary_share(0.25), Ok)?, head_dim),
         bias: config.flag_or("attention_bias", true)?,
         parallel_block: parallel,
         own_norms: parallel,
@@ -401,30 +401,6 @@ impl Config<'_> {
         }
         let why = format!("{heads} does not divide {wide} {hidden}; correct one, or state head_dim");
         Err(self.wrong(many, why))
-    }
-
-    /// Of a head's elements, how many are turned: GPT-NeoX's old spelling, or its new one.
-    fn rotary_share(&self) -> Result<f64> {
-        if let Some(share) = self.number("rotary_pct")? {
-            return Ok(share);
-        }
-        let Some(inner) = self.value("rope_parameters") else { return Ok(0.25) };
-        Ok(Config::new(self.file, inner).number("partial_rotary_factor")?.unwrap_or(0.25))
-    }
-
-    /// Newer configs keep it in `rope_parameters`.
-    fn rope_theta(&self) -> Result<f64> {
-        if let Some(theta) = self.number("rope_theta")? {
-            return Ok(theta);
-        }
-        let Some(inner) = self.value("rope_parameters") else { return Ok(10000.0) };
-        let inner = Config::new(self.file, inner);
-        Ok(inner.number("rope_theta")?.unwrap_or(10000.0))
-    }
-
-    fn rope_scaled(&self) -> bool {
-        let kind = self.value("rope_parameters").and_then(|p| p.get("rope_type")).and_then(Value::as_str);
-        self.value("rope_scaling").is_some() || kind.is_some_and(|k| k != "default")
     }
 
     /// Refuses numbers that are each possible but make a model that is not, before a product overflows.

@@ -113,6 +113,11 @@ impl Documents {
         starts.zip(self.ends.iter().copied()).map(|(start, end)| start..end)
     }
 
+    /// Tokens of the longest one of a sequence of so many.
+    pub fn longest(&self, seq_len: u64) -> u64 {
+        self.ranges().map(|of| of.end - of.start).max().unwrap_or(seq_len)
+    }
+
     /// The same again and again, where that fills a sequence of `seq_len` tokens; else as they are.
     pub fn filling(&self, seq_len: u64) -> Documents {
         match self.total() {

@@ -1,6 +1,6 @@
 //! A language model: its sizes, what its blocks are made of, its weights and its FLOPs.
 
-use super::{Documents, MambaSpec, Mask, Mixer, MoeSpec, MtpSpec, find, huggingface};
+use super::{Documents, Factor, MambaSpec, Mask, Mixer, MoeSpec, MtpSpec, RopeScaling, find, huggingface};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -82,6 +82,9 @@ pub struct LlmSpec {
     pub rope_theta: f64,
     /// The config scales the rotary frequencies. Costs are the same, values are not.
     pub rope_scaled: bool,
+    /// How, where that is computed: plans turn by these frequencies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
     /// The output projection is the embedding table.
     pub tie_embeddings: bool,
     #[serde(default)]
@@ -183,6 +186,17 @@ impl LlmSpec {
     /// Elements of a head's query and key.
     pub fn qk_dim(&self) -> u64 {
         self.mla.map_or(self.head_dim, |mla| mla.nope_dim + mla.rope_dim)
+    }
+
+    /// Elements of a head that rotary embedding turns.
+    pub fn turned_dims(&self) -> u64 {
+        self.mla.map_or(self.rotary_dim.unwrap_or(self.head_dim), |mla| mla.rope_dim)
+    }
+
+    /// What scores are multiplied with beside 1 / sqrt(d).
+    pub fn score_factor(&self) -> Factor {
+        let scaling = self.rope_scaling.as_ref().filter(|_| self.mla.is_some());
+        scaling.map_or(Factor::ONE, RopeScaling::score_factor)
     }
 
     /// Heads of keys and values in attention: latent ones are brought up for every head.

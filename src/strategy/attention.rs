@@ -11,7 +11,7 @@ use super::step::Engines;
 use super::ulysses::{self, Ulysses};
 use super::unfused::{self, Probs, Unfused};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{AttentionSpec, Documents, KvPath, Parallelism, Recompute, RingBackward, RingLayout};
+use crate::spec::{AttentionSpec, Documents, Factor, KvPath, Parallelism, Recompute, RingBackward, RingLayout};
 
 /// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
@@ -25,20 +25,28 @@ pub struct Way {
 }
 
 impl Way {
-    /// `v_dim`: elements of a head's value, where they are not those of its key. `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
-    pub fn new(p: &AttentionSpec, v_dim: Option<u64>, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
-        Way::of_chunk(p, v_dim, dropout, par, engines, None)
+    /// `latent`: elements of a head's value, where they are not those of its key, and what scores are multiplied with besides.
+    /// `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
+    pub fn new(
+        p: &AttentionSpec,
+        latent: Option<(u64, Factor)>,
+        dropout: f64,
+        par: &Parallelism,
+        engines: Engines,
+    ) -> Way {
+        Way::of_chunk(p, latent, dropout, par, engines, None)
     }
 
     /// Of one chunk of the sequence, where it goes chunk by chunk.
     pub fn of_chunk(
         p: &AttentionSpec,
-        v_dim: Option<u64>,
+        latent: Option<(u64, Factor)>,
         dropout: f64,
         par: &Parallelism,
         engines: Engines,
         chunk: Option<u32>,
     ) -> Way {
+        let (v_dim, factor) = latent.map_or((None, Factor::ONE), |(v_dim, factor)| (Some(v_dim), factor));
         let chunks = par.options.chunks;
         let part = chunk.map(|at| (at, chunks));
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
@@ -71,7 +79,7 @@ impl Way {
         });
         let (heads, kv_heads) = ulysses.as_ref().map_or((p.heads, p.kv_heads), Ulysses::local_heads);
         let (batch, head_dim, mask) = (p.batch, p.head_dim, p.mask.clone());
-        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, v_dim, mask };
+        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, v_dim, mask, factor };
         let shape = Shape { block, seq: seq * up, dtype: p.dtype, acc: p.acc() };
         let gather =
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::plan::visible::block_shape;
     use crate::plan::{Mesh, Segs, Split};
-    use crate::spec::{Documents, Mask};
+    use crate::spec::{Documents, Factor, Mask};
 
     /// The last step in which the mask leaves anything to any rank, and one more.
     fn looked_at_one_by_one(ring: &Ring) -> u32 {
@@ -251,7 +251,17 @@ mod tests {
                 };
                 let own = Segs::new(seq_len, &[(Axis::Cp, split)]);
                 let (batch, heads, kv_heads, head_dim, v_dim) = (1, 1, 1, 4, None);
-                let block = AttnBlock { q: own.clone(), kv: own, batch, heads, kv_heads, head_dim, v_dim, mask };
+                let block = AttnBlock {
+                    q: own.clone(),
+                    kv: own,
+                    batch,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    v_dim,
+                    mask,
+                    factor: Factor::ONE,
+                };
                 let seq = seq_len / u64::from(ranks);
                 let shape = Shape { block, seq, dtype: Dtype::F64, acc: Dtype::F64 };
                 let ring = Ring::new(shape, ranks, Engine::CopyEngine, options);

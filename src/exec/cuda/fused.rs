@@ -1,6 +1,7 @@
 //! Attention that a library has fused, behind the same kernel of a plan: what is asked of it, and by whom it is done.
 
 use crate::error::Result;
+use crate::spec::Factor;
 use std::fmt::Debug;
 use std::str::FromStr;
 
@@ -74,6 +75,8 @@ pub struct Sdpa {
     pub pitch: [u64; 2],
     pub head_dim: u64,
     pub v_dim: u64,
+    /// What products of queries and keys are multiplied with.
+    pub scale: Factor,
     /// Query i sees keys 0 to i + this; none: every query sees every key.
     pub diagonal: Option<u64>,
 }

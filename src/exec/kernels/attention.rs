@@ -42,7 +42,7 @@ impl Tiling {
             head_dim: block.head_dim as usize,
             v_dim: block.v_dim() as usize,
             mask: block.mask.clone(),
-            scale: 1.0 / (block.head_dim as f64).sqrt(),
+            scale: block.scale(),
             q_len: block.q.len(views) as usize,
             kv_len: block.kv.len(views) as usize,
             batch: block.batch as usize,
@@ -323,10 +323,21 @@ mod tests {
     use super::*;
     use crate::exec::kernels::run;
     use crate::plan::{Axis, Kernel, Segs, Split};
+    use crate::spec::Factor;
     use proptest::prelude::*;
 
     fn block(segs: (Segs, Segs), mask: Mask) -> AttnBlock {
-        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, v_dim: None, mask }
+        AttnBlock {
+            q: segs.0,
+            kv: segs.1,
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            v_dim: None,
+            mask,
+            factor: Factor::ONE,
+        }
     }
 
     /// Attention by its definition, one query and head at a time, visibility by comparing positions.

@@ -112,9 +112,10 @@ mod tests {
     use super::*;
     use crate::exec::kernels::run;
     use crate::plan::{Axis, Kernel, Segs};
+    use crate::spec::Factor;
 
     fn block(q: Segs, kv: Segs, mask: Mask) -> AttnBlock {
-        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, v_dim: None, mask }
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, v_dim: None, mask, factor: Factor::ONE }
     }
 
     fn sizes(b: &AttnBlock, views: &[Mesh]) -> (usize, usize) {

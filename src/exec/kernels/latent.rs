@@ -8,6 +8,7 @@
 //! [n, (K: a*(nope + rope) | V: a*v)].
 
 use super::{Scalar, norm};
+use crate::spec::Turning;
 
 /// RMSNorm of the first `cols` of each row; what is behind them goes to `rest`.
 pub fn norm_forward<T: Scalar>([cols, width]: [usize; 2], eps: f64, x: &[T], w: &[T], y: &mut [T], rest: &mut [T]) {
@@ -48,10 +49,13 @@ pub struct Heads<T> {
 }
 
 impl<T: Scalar> Heads<T> {
-    pub fn new(positions: &[u64], [heads, nope, rope, v]: [usize; 4], theta: f64) -> Heads<T> {
-        let speeds: Vec<f64> = (0..rope / 2).map(|i| theta.powf(-2.0 * i as f64 / rope as f64)).collect();
+    pub fn new(
+        positions: &[u64],
+        [heads, nope, rope, v]: [usize; 4],
+        Turning { speeds, factor }: &Turning,
+    ) -> Heads<T> {
         // In f64: the angle of a far position has no digits left in f32.
-        let turn = |angle: f64| (T::from_f64(angle.cos()), T::from_f64(angle.sin()));
+        let turn = |angle: f64| (T::from_f64(factor * angle.cos()), T::from_f64(factor * angle.sin()));
         let turns = positions.iter().flat_map(|&p| speeds.iter().map(move |s| turn(p as f64 * s))).collect();
         Heads { turns, heads, nope, rope, v }
     }
@@ -123,7 +127,18 @@ mod tests {
     fn kernel(segs: &Segs, backward: bool) -> Kernel {
         let documents = vec![3, 5].into();
         let (batch, heads, nope, rope, v) = (2, 3, 3, 4, 2);
-        Kernel::LatentRope { segs: segs.clone(), documents, batch, heads, nope, rope, v, theta: 100.0, backward }
+        Kernel::LatentRope {
+            segs: segs.clone(),
+            documents,
+            batch,
+            heads,
+            nope,
+            rope,
+            v,
+            theta: 100.0,
+            backward,
+            scaling: None,
+        }
     }
 
     fn forward(rank: u32, x: [&[f64]; 3]) -> [Vec<f64>; 2] {

@@ -90,6 +90,7 @@ mod tests {
     use super::super::testing::{masks, ring};
     use super::*;
     use crate::plan::{Axis, Segs, Split};
+    use crate::spec::Factor;
 
     #[test]
     fn live_rows_and_clipped_runs_agree_with_the_plan_and_a_count() {
@@ -100,8 +101,17 @@ mod tests {
         for ((split, (rank, shift)), mask) in cases.flat_map(|case| masks(8).map(|mask| (case, mask))) {
             let segs = Segs::new(48, &[(Axis::Cp, split)]);
             let kv = segs.shifted(Axis::Cp, -shift);
-            let block =
-                AttnBlock { q: segs.clone(), kv, batch: 2, heads: 1, kv_heads: 1, head_dim: 1, v_dim: None, mask };
+            let block = AttnBlock {
+                q: segs.clone(),
+                kv,
+                batch: 2,
+                heads: 1,
+                kv_heads: 1,
+                head_dim: 1,
+                v_dim: None,
+                mask,
+                factor: Factor::ONE,
+            };
             let shape = block.shape(&views, rank);
             let count = |side| live_rows(&block, side, &views, rank).iter().map(|r| r.len() as u64).sum::<u64>();
             assert_eq!([count(Side::Q), count(Side::Kv)], [2 * shape.q_rows, 2 * shape.kv_rows]);

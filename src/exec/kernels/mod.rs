@@ -32,7 +32,7 @@ pub use scalar::Scalar;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
 use crate::plan::kernel::SsmOp;
 use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Segs, Side, dropout};
-use crate::spec::Documents;
+use crate::spec::{Documents, Turning};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -264,10 +264,11 @@ impl<'a, T: Scalar> Call<'a, T> {
         let &Call { kernel, views, rank, .. } = self;
         let read = |i| self.read(i);
         match kernel {
-            Kernel::LatentRope { segs, documents, heads, nope, rope, v, theta, backward, .. } => {
+            Kernel::LatentRope { segs, documents, heads, nope, rope, v, theta, backward, scaling, .. } => {
                 let positions = turned(segs, documents, views, rank);
                 let sizes = [heads, nope, rope, v].map(|n| *n as usize);
-                let latent = latent::Heads::new(&positions, sizes, *theta);
+                let turning = Turning::new(*theta, scaling.as_ref(), *rope, documents.longest(segs.seq));
+                let latent = latent::Heads::new(&positions, sizes, &turning);
                 if *backward {
                     let [d_q, d_kv, d_k] = outputs(writes);
                     latent.backward([read(0), read(1)], d_q, d_kv, d_k);
@@ -276,11 +277,12 @@ impl<'a, T: Scalar> Call<'a, T> {
                     latent.forward([0, 1, 2].map(read), q, kv);
                 }
             }
-            Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
-                let rotary = rotary.unwrap_or(*head_dim) as usize;
+            Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, scaling, .. } => {
+                let rotary = rotary.unwrap_or(*head_dim);
+                let turning = Turning::new(*theta, scaling.as_ref(), rotary, documents.longest(segs.seq));
                 let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
                 let positions = turned(segs, documents, views, rank);
-                let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim, rotary], *theta);
+                let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim], &turning);
                 if *backward {
                     let [dqkv] = outputs(writes);
                     rope.backward(read(0), read(1), dqkv);

@@ -169,7 +169,7 @@ mod tests {
     use super::super::testing::*;
     use crate::exec::kernels::run;
     use crate::plan::{AttnBlock, Axis, Dropout, Kernel, Segs, Side};
-    use crate::spec::Mask;
+    use crate::spec::{Factor, Mask};
 
     fn swiglu(x: &[f64]) -> Vec<f64> {
         let mut y = vec![f64::NAN; x.len() / 2];
@@ -284,6 +284,7 @@ mod tests {
                 head_dim: 1,
                 v_dim: None,
                 mask: Mask::new(true),
+                factor: Factor::ONE,
             }
         };
         for (rank, side, live) in [(1, Side::Kv, [0, 1]), (0, Side::Q, [2, 3])] {

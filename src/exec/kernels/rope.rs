@@ -1,11 +1,12 @@
 //! Rotary embedding (Su et al., arXiv:2104.09864), with Hugging Face's pairs: element i of a head turns
-//! with element i + d/2, by position * theta^(-2i/d).
+//! with element i + d/2, by position * theta^(-2i/d), or as [`Turning`] scales that.
 //!
 //! Shapes: qkv [n, (a+2k)*d], q [n, a*d], kv [n, (K: k*d | V: k*d)]. Row b*len + j stands at the j-th of
 //! the rank's positions, in every sequence.
 
 use super::Scalar;
 use super::scalar::wide;
+use crate::spec::Turning;
 
 pub struct Rope<T> {
     /// By position and pair, [len, d/2].
@@ -19,14 +20,13 @@ pub struct Rope<T> {
 }
 
 impl<T: Scalar> Rope<T> {
-    pub fn new(positions: &[u64], [heads, kv_heads, head_dim, rotary]: [usize; 4], theta: f64) -> Rope<T> {
-        let half = rotary / 2;
-        let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / rotary as f64)).collect();
+    pub fn new(positions: &[u64], [heads, kv_heads, head_dim]: [usize; 3], turning: &Turning) -> Rope<T> {
+        let half = turning.speeds.len();
         let [mut cos, mut sin] = [0, 1].map(|_| vec![T::zero(); positions.len() * half]);
         let rows = cos.chunks_exact_mut(half.max(1)).zip(sin.chunks_exact_mut(half.max(1)));
-        let mut known = Known::new(&speeds);
+        let mut known = Known::new(turning);
         positions.iter().zip(rows).for_each(|(&p, (cos, sin))| known.turns(p, cos, sin));
-        Rope { cos, sin, q_row: heads * head_dim, k_row: kv_heads * head_dim, head_dim, rotary }
+        Rope { cos, sin, q_row: heads * head_dim, k_row: kv_heads * head_dim, head_dim, rotary: 2 * half }
     }
 
     pub fn forward(&self, qkv: &[T], q: &mut [T], kv: &mut [T]) {
@@ -91,28 +91,29 @@ const FINE: u64 = 64;
 /// Turns of positions: of a multiple of `FINE` and of less, one after the other. So most cost a complex product in place of
 /// a cosine and a sine; and the same ones are multiplied for a position whatever others a rank has.
 struct Known<'a> {
-    speeds: &'a [f64],
-    /// Which multiple, and its cosines and sines.
+    turning: &'a Turning,
+    /// Which multiple, and its cosines and sines, by whose factor they and so all products are multiplied.
     coarse: Option<(u64, Vec<f64>, Vec<f64>)>,
     /// Of 0 to FINE, those that were asked for.
     fine: Vec<Option<(Vec<f64>, Vec<f64>)>>,
 }
 
 impl Known<'_> {
-    fn new(speeds: &[f64]) -> Known<'_> {
-        Known { speeds, coarse: None, fine: vec![None; FINE as usize] }
+    fn new(turning: &Turning) -> Known<'_> {
+        Known { turning, coarse: None, fine: vec![None; FINE as usize] }
     }
 
     fn turns<T: Scalar>(&mut self, position: u64, cos: &mut [T], sin: &mut [T]) {
         let (multiple, rest) = (position / FINE, position % FINE);
-        let speeds = self.speeds;
+        let Turning { speeds, factor } = self.turning;
         let of = |position: u64| {
             let [mut cos, mut sin] = [0, 1].map(|_| vec![0.0; speeds.len()]);
             turns(position as f64, speeds, &mut cos, &mut sin);
             (cos, sin)
         };
         if self.coarse.as_ref().is_none_or(|(at, ..)| *at != multiple) {
-            let (cos, sin) = of(multiple * FINE);
+            let (mut cos, mut sin) = of(multiple * FINE);
+            cos.iter_mut().chain(&mut sin).for_each(|x| *x *= factor);
             self.coarse = Some((multiple, cos, sin));
         }
         let (_, coarse_cos, coarse_sin) = self.coarse.as_ref().expect("it was just made");
@@ -182,6 +183,7 @@ mod tests {
     use super::super::testing::*;
     use crate::exec::kernels::run;
     use crate::plan::{Kernel, Segs};
+    use crate::spec::RopeScaling;
 
     // b = 2, s = 8 on two ranks, a = 3, k = 1, d = 6.
     const ROWS: usize = 2 * 4;
@@ -197,6 +199,7 @@ mod tests {
             theta: 100.0,
             backward,
             rotary: None,
+            scaling: None,
         }
     }
 
@@ -221,14 +224,16 @@ mod tests {
     #[test]
     fn turns_one_after_the_other_are_those_of_the_angle() {
         let speeds: Vec<f64> = (0..16).map(|i| 1e4f64.powf(-f64::from(i) / 16.0)).collect();
-        let mut known = super::Known::new(&speeds);
+        let turning = crate::spec::Turning { speeds: speeds.clone(), factor: 1.5 };
+        let mut known = super::Known::new(&turning);
         for position in (0..300).chain(65_530..65_540).chain([3, 1_000_003, 5]) {
             let (mut cos, mut sin) = ([0.0f64; 16], [0.0f64; 16]);
             known.turns(position, &mut cos, &mut sin);
             for (i, speed) in speeds.iter().enumerate() {
                 let angle = position as f64 * speed;
                 let near = 1e-15 * (2.0 + angle);
-                assert!((cos[i] - angle.cos()).abs() < near && (sin[i] - angle.sin()).abs() < near, "{position}, {i}");
+                let [cos, sin] = [cos[i] / 1.5, sin[i] / 1.5];
+                assert!((cos - angle.cos()).abs() < near && (sin - angle.sin()).abs() < near, "{position}, {i}");
             }
         }
     }
@@ -247,6 +252,45 @@ mod tests {
                 assert_close(&[got[i], got[i + 3]], &[x[i] * cos - x[i + 3] * sin, x[i + 3] * cos + x[i] * sin], 1e-12);
             }
             assert_eq!(kv[row * 12 + 6..][..6], qkv[row * 30 + 24..][..6], "V goes through");
+        }
+    }
+
+    /// Of documents the longest, five tokens, says how dynamic frequencies are scaled; and YaRN multiplies what it turns.
+    #[test]
+    fn scaled_frequencies_go_by_documents_and_factors() {
+        let qkv = random(ROWS * 30, 1);
+        let with = |kind: RopeScaling| {
+            let Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary, .. } =
+                kernel(&zigzag(8), false)
+            else {
+                panic!("it is rotary embedding")
+            };
+            let scaling = Some(kind);
+            let kernel =
+                Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary, scaling };
+            let (mut q, mut kv) = (vec![f64::NAN; ROWS * 18], vec![f64::NAN; ROWS * 12]);
+            run(&kernel, &ring(2), 1, 1, &[Some(&qkv)], &mut [&mut q, &mut kv]);
+            q
+        };
+        let yarn = RopeScaling::Yarn {
+            factor: 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original: 8,
+            truncate: true,
+            attention_factor: 1.5,
+            mscale_all_dim: 0.0,
+        };
+        let plain: Vec<f64> = forward(1, &qkv).0.iter().map(|x| 1.5 * x).collect();
+        assert_close(&with(yarn), &plain, 1e-12);
+        let q = with(RopeScaling::Dynamic { factor: 3.0, original: 4 });
+        // The fourth row stands at 2 of the second document; the base is 100 (3 * 5/4 - 2)^(6/4).
+        let theta = 100.0 * 1.75f64.powf(1.5);
+        for (x, got) in qkv[3 * 30..][..6].chunks(6).zip(q[3 * 18..].chunks(6)) {
+            for i in 0..3 {
+                let (sin, cos) = (2.0 * theta.powf(-(i as f64) / 3.0)).sin_cos();
+                assert_close(&[got[i], got[i + 3]], &[x[i] * cos - x[i + 3] * sin, x[i + 3] * cos + x[i] * sin], 1e-12);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use super::testing::*;
 use super::{Scalar, run};
 use crate::exec::reference::{Blocks, DenseConfig, Mtp, StepResult, step};
 use crate::plan::{Adam, AttnBlock, Kernel, Segs};
-use crate::spec::{Documents, Mask};
+use crate::spec::{Documents, Factor, Mask};
 use std::collections::BTreeMap;
 
 const BATCH: u64 = 2;
@@ -20,6 +20,8 @@ const CFG: &DenseConfig = &DenseConfig {
     vocab: 7,
     eps: 1e-5,
     theta: 100.0,
+    scaling: None,
+    score_factor: 1.0,
     tie: false,
     blocks: Blocks::LLAMA,
     window: None,
@@ -90,6 +92,7 @@ fn block() -> AttnBlock {
         head_dim: D,
         v_dim: None,
         mask: Mask::new(true),
+        factor: Factor::ONE,
     }
 }
 
@@ -105,6 +108,7 @@ fn rope(backward: bool) -> Kernel {
         theta,
         backward,
         rotary: None,
+        scaling: None,
     }
 }
 

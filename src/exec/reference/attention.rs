@@ -25,7 +25,7 @@ impl Attention {
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
         for head in 0..cfg.heads {
             let (q, k, v) = this.parts(cfg, head);
-            let mut scores = q.dot(&k.t()) / (cfg.head_dim as f64).sqrt();
+            let mut scores = q.dot(&k.t()) * cfg.score_scale();
             if cfg.blocks.alibi {
                 let slope = slopes(cfg.heads)[head];
                 scores.columns_mut().into_iter().enumerate().for_each(|(j, mut key)| key += slope * j as f64);
@@ -57,7 +57,7 @@ impl Attention {
         for (head, (p, left)) in self.p.iter().zip(&self.left).enumerate() {
             let ((q, k, v), kv_head) = (self.parts(cfg, head), kv_head(cfg, head));
             let d_o = d_o.slice(s![.., head * v_dim..(head + 1) * v_dim]);
-            let ds = softmax_backward(p, d_o.dot(&v.t()) * left) / (d as f64).sqrt();
+            let ds = softmax_backward(p, d_o.dot(&v.t()) * left) * cfg.score_scale();
             head_of(&mut dq, head * d, &ds.dot(&k));
             head_of(&mut dk, kv_head * d, &ds.t().dot(&q));
             head_of(&mut dv, kv_head * v_dim, &(p * left).t().dot(&d_o));
@@ -110,12 +110,12 @@ fn masked_softmax(cfg: &DenseConfig, layer: usize, mut scores: Mat) -> Mat {
 pub fn rotate(cfg: &DenseConfig, qkv: &mut Mat, direction: f64) {
     let (d, turned) = (cfg.head_dim, cfg.rotary());
     let half = turned / 2;
+    let turning = cfg.turning(turned, qkv.nrows());
     for (position, mut row) in qkv.rows_mut().into_iter().enumerate() {
         for head in 0..cfg.heads + cfg.kv_heads {
             for i in 0..half {
-                let angle =
-                    (position - cfg.document_start(position)) as f64 * cfg.theta.powf(-2.0 * i as f64 / turned as f64);
-                let (sin, cos) = (direction * angle.sin(), angle.cos());
+                let angle = (position - cfg.document_start(position)) as f64 * turning.speeds[i];
+                let (sin, cos) = (turning.factor * direction * angle.sin(), turning.factor * angle.cos());
                 let (x, y) = (row[head * d + i], row[head * d + half + i]);
                 row[head * d + i] = x * cos - y * sin;
                 row[head * d + half + i] = y * cos + x * sin;

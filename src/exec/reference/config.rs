@@ -1,6 +1,6 @@
 //! What the oracle is told of a model, and the names and shapes of its parameters.
 
-use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions};
+use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions, RopeScaling, Turning};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
@@ -14,6 +14,9 @@ pub struct DenseConfig {
     pub vocab: usize,
     pub eps: f64,
     pub theta: f64,
+    pub scaling: Option<RopeScaling>,
+    /// What scores are multiplied with beside 1 / sqrt(d).
+    pub score_factor: f64,
     /// The lm head is the embedding.
     pub tie: bool,
     pub blocks: Blocks,
@@ -164,6 +167,8 @@ impl From<&LlmSpec> for DenseConfig {
             vocab: m.vocab as usize,
             eps: m.rms_eps,
             theta: m.rope_theta,
+            scaling: m.rope_scaling.clone(),
+            score_factor: m.score_factor().0,
             tie: m.tie_embeddings,
             blocks: m.into(),
             window: m.window.map(|w| w as usize),
@@ -371,6 +376,18 @@ impl DenseConfig {
     /// Elements of a head that turn.
     pub fn rotary(&self) -> usize {
         self.blocks.rotary.min(self.head_dim)
+    }
+
+    /// How the pairs of `dims` elements turn in sequences of so many tokens. The frequencies are the kernels' own, which
+    /// tests hold to those of transformers.
+    pub fn turning(&self, dims: usize, len: usize) -> Turning {
+        let longest = self.documents.iter().copied().max().unwrap_or(len);
+        Turning::new(self.theta, self.scaling.as_ref(), dims as u64, longest as u64)
+    }
+
+    /// What products of queries and keys are multiplied with.
+    pub fn score_scale(&self) -> f64 {
+        self.score_factor / (self.head_dim as f64).sqrt()
     }
 
     pub fn head_weight(&self) -> &'static str {

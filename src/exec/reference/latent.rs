@@ -4,7 +4,7 @@
 use super::config::*;
 use super::layer::Model;
 use super::math::{Mat, rms_norm, rms_norm_backward};
-use crate::spec::MlaSpec;
+use crate::spec::{MlaSpec, Turning};
 use ndarray::s;
 
 /// Kept for the backward pass: compressed rows before and behind their norms.
@@ -15,12 +15,12 @@ pub struct Latent {
 }
 
 /// Even elements, then odd ones, rotated as halves by the position of each row.
-fn turned(cfg: &DenseConfig, theta: f64, x: &Mat) -> Mat {
-    let half = x.ncols() / 2;
+fn turned(cfg: &DenseConfig, x: &Mat) -> Mat {
+    let (half, turning) = (x.ncols() / 2, cfg.turning(x.ncols(), x.nrows()));
     let mut y = Mat::zeros(x.raw_dim());
     for position in 0..x.nrows() {
         for i in 0..half {
-            let (sin, cos) = angle(cfg, theta, position, i, half).sin_cos();
+            let (sin, cos) = turn(cfg, &turning, position, i);
             let (even, odd) = (x[[position, 2 * i]], x[[position, 2 * i + 1]]);
             y[[position, i]] = even * cos - odd * sin;
             y[[position, half + i]] = odd * cos + even * sin;
@@ -30,12 +30,12 @@ fn turned(cfg: &DenseConfig, theta: f64, x: &Mat) -> Mat {
 }
 
 /// The gradient of x from that of y.
-fn turned_back(cfg: &DenseConfig, theta: f64, dy: &Mat) -> Mat {
-    let half = dy.ncols() / 2;
+fn turned_back(cfg: &DenseConfig, dy: &Mat) -> Mat {
+    let (half, turning) = (dy.ncols() / 2, cfg.turning(dy.ncols(), dy.nrows()));
     let mut dx = Mat::zeros(dy.raw_dim());
     for position in 0..dy.nrows() {
         for i in 0..half {
-            let (sin, cos) = angle(cfg, theta, position, i, half).sin_cos();
+            let (sin, cos) = turn(cfg, &turning, position, i);
             let (first, second) = (dy[[position, i]], dy[[position, half + i]]);
             dx[[position, 2 * i]] = first * cos + second * sin;
             dx[[position, 2 * i + 1]] = second * cos - first * sin;
@@ -44,8 +44,10 @@ fn turned_back(cfg: &DenseConfig, theta: f64, dy: &Mat) -> Mat {
     dx
 }
 
-fn angle(cfg: &DenseConfig, theta: f64, position: usize, i: usize, half: usize) -> f64 {
-    (position - cfg.document_start(position)) as f64 * theta.powf(-(i as f64) / half as f64)
+/// Sine and cosine of a pair.
+fn turn(cfg: &DenseConfig, turning: &Turning, position: usize, i: usize) -> (f64, f64) {
+    let angle = (position - cfg.document_start(position)) as f64 * turning.speeds[i];
+    (turning.factor * angle.sin(), turning.factor * angle.cos())
 }
 
 impl Model<'_> {
@@ -65,14 +67,14 @@ impl Model<'_> {
         let down = self.linear(&name(KV_DOWN), x);
         let normed = squeezed(&down.slice(s![.., ..mla.kv_lora]).to_owned(), KV_NORM);
         let kv_up = self.linear(&name(KV_UP), &normed);
-        let shared = turned(cfg, cfg.theta, &down.slice(s![.., mla.kv_lora..]).to_owned());
+        let shared = turned(cfg, &down.slice(s![.., mla.kv_lora..]).to_owned());
         let (a, d, len) = (cfg.heads, mla.nope + mla.rope, x.nrows());
         let [mut qs, mut ks, mut vs] = [a * d, a * d, a * mla.v].map(|cols| Mat::zeros((len, cols)));
         for head in 0..a {
             let (at, up) = (head * d, head * (mla.nope + mla.v));
             qs.slice_mut(s![.., at..at + mla.nope]).assign(&q_up.slice(s![.., at..at + mla.nope]));
             let turns = q_up.slice(s![.., at + mla.nope..at + d]).to_owned();
-            qs.slice_mut(s![.., at + mla.nope..at + d]).assign(&turned(cfg, cfg.theta, &turns));
+            qs.slice_mut(s![.., at + mla.nope..at + d]).assign(&turned(cfg, &turns));
             ks.slice_mut(s![.., at..at + mla.nope]).assign(&kv_up.slice(s![.., up..up + mla.nope]));
             ks.slice_mut(s![.., at + mla.nope..at + d]).assign(&shared);
             let value = kv_up.slice(s![.., up + mla.nope..up + mla.nope + mla.v]);
@@ -91,7 +93,7 @@ impl Model<'_> {
             let (at, up) = (head * d, head * (mla.nope + mla.v));
             d_q_up.slice_mut(s![.., at..at + mla.nope]).assign(&dq.slice(s![.., at..at + mla.nope]));
             let turns = dq.slice(s![.., at + mla.nope..at + d]).to_owned();
-            d_q_up.slice_mut(s![.., at + mla.nope..at + d]).assign(&turned_back(cfg, cfg.theta, &turns));
+            d_q_up.slice_mut(s![.., at + mla.nope..at + d]).assign(&turned_back(cfg, &turns));
             d_kv_up.slice_mut(s![.., up..up + mla.nope]).assign(&dk.slice(s![.., at..at + mla.nope]));
             d_shared += &dk.slice(s![.., at + mla.nope..at + d]);
             let value = dv.slice(s![.., head * mla.v..(head + 1) * mla.v]);
@@ -113,7 +115,7 @@ impl Model<'_> {
         self.add_grad(&name(KV_NORM), dw);
         let mut d_down = Mat::zeros(down.raw_dim());
         d_down.slice_mut(s![.., ..mla.kv_lora]).assign(&d_squeezed);
-        d_down.slice_mut(s![.., mla.kv_lora..]).assign(&turned_back(cfg, cfg.theta, &d_shared));
+        d_down.slice_mut(s![.., mla.kv_lora..]).assign(&turned_back(cfg, &d_shared));
         dx += &self.linear_backward(&name(KV_DOWN), x, &d_down);
         dx
     }

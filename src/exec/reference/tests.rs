@@ -20,6 +20,8 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         vocab: 7,
         eps,
         theta,
+        scaling: None,
+        score_factor: 1.0,
         tie,
         blocks: Blocks::LLAMA,
         window: None,

@@ -73,8 +73,8 @@ impl Family {
         {
             return refused("experts that every token visits, or dense layers, and no latent attention");
         }
-        if model.rope_scaled {
-            return refused("scaled rotary frequencies (rope_scaling in its config.json), which are not computed");
+        if model.rope_scaled && model.rope_scaling.is_none() {
+            return refused("scaled rotary frequencies that its plan has no word of (make the plan anew)");
         }
         match (model.norm, model.mlp, model.positions, model.parallel_block) {
             (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(match model.moe {

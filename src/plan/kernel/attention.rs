@@ -4,7 +4,7 @@ use super::{Kernel, Operands, Work, WorkClass};
 use crate::plan::mesh::{Axis, Mesh};
 use crate::plan::segs::Segs;
 use crate::plan::visible::{self, BlockShape, LiveRows, block_shape};
-use crate::spec::Mask;
+use crate::spec::{Factor, Mask};
 use serde::{Deserialize, Serialize};
 
 /// A block of attention: queries and keys by the global positions their rows stand for.
@@ -23,11 +23,19 @@ pub struct AttnBlock {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub v_dim: Option<u64>,
     pub mask: Mask,
+    /// What scores are multiplied with beside 1 / sqrt(head_dim).
+    #[serde(default, skip_serializing_if = "Factor::is_one")]
+    pub factor: Factor,
 }
 
 impl AttnBlock {
     pub fn v_dim(&self) -> u64 {
         self.v_dim.unwrap_or(self.head_dim)
+    }
+
+    /// What products of queries and keys are multiplied with.
+    pub fn scale(&self) -> f64 {
+        self.factor.0 / (self.head_dim as f64).sqrt()
     }
 
     /// Elements of a token's queries.

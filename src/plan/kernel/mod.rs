@@ -24,7 +24,7 @@ use super::mesh::{Axis, Group, Mesh};
 use super::segs::Segs;
 use super::share::Share;
 use super::unfused::ScoreStep;
-use crate::spec::Documents;
+use crate::spec::{Documents, RopeScaling};
 use serde::{Deserialize, Serialize};
 
 /// Elements along the reduced dim that share a scale when they are rounded to FP8 (DeepSeek-V3,
@@ -133,6 +133,8 @@ pub enum Kernel {
         v: u64,
         theta: f64,
         backward: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scaling: Option<RopeScaling>,
     },
     /// LayerNorm. Reads x, w `[cols]`, or with `bias` `[weight | bias]`; writes y.
     LayerNorm { rows: u64, cols: u64, eps: f64, bias: bool },
@@ -175,7 +177,8 @@ pub enum Kernel {
     Ssm(SsmKernel),
     /// Rotary embedding, halves rotated; with `rotary` of the first so many elements of a head alone, the rest
     /// goes through. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
-    /// dq, dkv, writes dqkv. Positions begin anew in every document.
+    /// dq, dkv, writes dqkv. Positions begin anew in every document; frequencies are powers of `theta`, `scaling` changes
+    /// them (see [`Turning`](crate::spec::Turning)).
     Rope {
         segs: Segs,
         #[serde(default, skip_serializing_if = "Documents::is_empty")]
@@ -188,6 +191,8 @@ pub enum Kernel {
         backward: bool,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rotary: Option<u64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scaling: Option<RopeScaling>,
     },
     /// Reads [gate | up] [rows, 2*cols]; writes silu(gate) * up.
     SwiGlu { rows: u64, cols: u64 },

@@ -34,7 +34,6 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         vocab: config.count("vocab_size")?,
         rms_eps: config.number("layer_norm_epsilon")?.unwrap_or(1e-5),
         rope_theta: config.rope_theta()?,
-        rope_scaled: config.rope_scaled(),
         tie_embeddings: config.flag_or("tie_word_embeddings", true)?,
         norm: Norm::Layer,
         mlp: Mlp::Gelu,

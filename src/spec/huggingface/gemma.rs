@@ -49,7 +49,6 @@ pub fn gemma3(config: &Config) -> Result<LlmSpec> {
         vocab: or("vocab_size", 262_208)?,
         rms_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta: config.number("rope_theta")?.unwrap_or(1e6),
-        rope_scaled: config.rope_scaled(),
         tie_embeddings: config.flag_or("tie_word_embeddings", true)?,
         qk_norm: true,
         window: Some(or("sliding_window", 4096)?),

@@ -29,7 +29,7 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         // Of queries, keys and values; the projection back has none.
         qkv_bias: config.flag("attention_bias")?,
         qk_norm: config.flag("use_qk_norm")?,
-        rotary_dim: turned(config.number("partial_rotary_factor")?.unwrap_or(0.5), like.head_dim),
+        rotary_dim: turned(config.rotary_share(0.5)?, like.head_dim),
         ..like
     })
 }

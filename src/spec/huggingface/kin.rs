@@ -43,7 +43,7 @@ pub fn glm4(config: &Config) -> Result<LlmSpec> {
     let notes = vec!["glm4: the norms behind attention and network are left out (about 1 % of a layer)".into()];
     Ok(LlmSpec {
         qkv_bias: config.flag("attention_bias")?,
-        rotary_dim: turned(config.number("partial_rotary_factor")?.unwrap_or(0.5), like.head_dim),
+        rotary_dim: turned(config.rotary_share(0.5)?, like.head_dim),
         notes,
         ..like
     })

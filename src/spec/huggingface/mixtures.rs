@@ -143,7 +143,7 @@ pub fn minimax_m2(config: &Config) -> Result<LlmSpec> {
         moe: Some(moe),
         mtp: modules.filter(|_| trained),
         qk_norm: config.flag_or("use_qk_norm", true)?,
-        rotary_dim: part.or(turned(config.number("partial_rotary_factor")?.unwrap_or(1.0), like.head_dim)),
+        rotary_dim: part.or(turned(config.rotary_share(1.0)?, like.head_dim)),
         ..like
     })
 }

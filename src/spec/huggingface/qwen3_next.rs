@@ -51,7 +51,7 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         mamba: Some(MambaSpec { heads, head_dim: value_dim, groups, state: key_dim, conv, chunk: CHUNK }),
         moe: Some(MoeSpec { every: 0, ..moe }),
         mtp: None,
-        rotary_dim: turned(config.number("partial_rotary_factor")?.unwrap_or(0.25), like.head_dim),
+        rotary_dim: turned(config.rotary_share(0.25)?, like.head_dim),
         notes,
         ..like
     })

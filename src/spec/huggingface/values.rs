@@ -39,8 +39,10 @@ pub fn uncomputed(config: &Config) -> Vec<String> {
     }
     let changes = |value: &&Value| says(value) && value.as_f64() != Some(1.0);
     all.extend(CHANGES.iter().filter_map(|name| Some(told(name, field(name).filter(changes)?))));
-    let turned = field("rope_parameters").and_then(|rope| rope.get("partial_rotary_factor"));
-    all.extend(turned.filter(changes).map(|value| told("rope_parameters.partial_rotary_factor", value)));
+    for name in ["rope_scaling", "rope_parameters"] {
+        let turned = field(name).and_then(|rope| rope.get("partial_rotary_factor"));
+        all.extend(turned.filter(changes).map(|value| told(&format!("{name}.partial_rotary_factor"), value)));
+    }
     if kind == "gpt2" {
         let off = field("scale_attn_weights").filter(|value| value.as_bool() == Some(false));
         all.extend(off.map(|value| told("scale_attn_weights", value)));

@@ -16,7 +16,7 @@ use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
 use super::{Flats, linear, linear_dw, linear_dx, with};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, Workload};
+use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, RopeScaling, Workload};
 
 /// Rows of the flat weight tensor.
 pub struct WeightRows {
@@ -64,6 +64,7 @@ pub struct Latent {
     pub heads: u64,
     pub hidden: u64,
     pub theta: f64,
+    pub scaling: Option<RopeScaling>,
     pub batch: u64,
     /// Tokens of a microbatch on this rank, and those between the products.
     pub tokens: u64,
@@ -149,6 +150,7 @@ impl Latent {
             heads: model.heads / tp.ranks,
             hidden: model.hidden,
             theta: model.rope_theta,
+            scaling: model.rope_scaling.clone(),
             batch: work.micro_batch,
             tokens: work.micro_batch * seq,
             share,
@@ -216,7 +218,8 @@ impl Latent {
     fn turn(&self, backward: bool) -> Kernel {
         let MlaSpec { rope_dim: rope, nope_dim: nope, v_dim: v, .. } = self.mla;
         let (segs, documents, batch, heads) = (self.segs.clone(), self.documents.clone(), self.batch, self.heads);
-        Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta: self.theta, backward }
+        let (theta, scaling) = (self.theta, self.scaling.clone());
+        Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta, backward, scaling }
     }
 
     fn norm(&self, cols: u64, rest: u64) -> Kernel {

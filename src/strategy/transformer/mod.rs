@@ -27,7 +27,7 @@ use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
-use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, RopeScaling, Workload};
 use latent::Latent;
 use mamba::{Mamba, Spread};
 use weights::WeightRows;
@@ -50,6 +50,7 @@ pub struct Layer {
     mlp: Mlp,
     norms: Norms,
     theta: f64,
+    scaling: Option<RopeScaling>,
     rotary: Option<u64>,
     parallel: bool,
     /// What it is, where it is no more than one mixer.
@@ -167,8 +168,8 @@ impl Layer {
         let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses)) / parts;
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
         let attention = attention(model, work, &tp);
-        let Way { segs, seq, core, ulysses } =
-            Way::of_chunk(&attention, model.mla.map(|mla| mla.v_dim), model.dropout, par, engines, chunk);
+        let latent = model.mla.map(|mla| (mla.v_dim, model.score_factor()));
+        let Way { segs, seq, core, ulysses } = Way::of_chunk(&attention, latent, model.dropout, par, engines, chunk);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
@@ -198,6 +199,7 @@ impl Layer {
             mlp: model.mlp,
             norms,
             theta: model.rope_theta,
+            scaling: model.rope_scaling.clone(),
             rotary: if model.positions == Positions::Rope { model.rotary_dim } else { Some(0) },
             parallel: model.parallel_block,
             alone,
@@ -288,8 +290,8 @@ impl Layer {
 
     fn rope(&self, backward: bool) -> Kernel {
         let (batch, heads, kv_heads, head_dim) = (self.batch, self.heads, self.kv_heads, self.head_dim);
-        let (segs, theta, rotary) = (self.segs.clone(), self.theta, self.rotary);
+        let (segs, theta, rotary, scaling) = (self.segs.clone(), self.theta, self.rotary, self.scaling.clone());
         let documents = self.core.shape().block.mask.documents.clone();
-        Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary }
+        Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary, scaling }
     }
 }

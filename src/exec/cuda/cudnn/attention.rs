@@ -57,7 +57,7 @@ impl Writer<'_> {
     }
 
     fn scale(&mut self) -> Called<Tensor> {
-        self.graph.float((1.0 / (self.of.head_dim as f64).sqrt()) as f32)
+        self.graph.float(self.of.scale.0 as f32)
     }
 
     fn hide(&mut self, scores: Tensor) -> Called<Tensor> {

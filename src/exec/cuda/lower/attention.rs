@@ -160,7 +160,7 @@ impl Lowering<'_> {
         args.extend(leaning(block, on));
         let (sq, sk) = (limits.lo.len() as u64, limits.positions.len() as u64);
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto)]));
-        args.push(Arg::Real(1.0 / (d as f64).sqrt()));
+        args.push(Arg::Real(block.scale()));
         let mut defines = Self::heads(block);
         defines.extend(self.typed(&[], &[0])?);
         if tiles.queries != FWD[0].queries {
@@ -208,7 +208,7 @@ impl Lowering<'_> {
         args.push(table(&limits.live_keys(&live(block, Side::Kv, on))));
         args.extend(leaning(block, on));
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto == Some(Side::Kv))]));
-        args.push(Arg::Real(1.0 / (d as f64).sqrt()));
+        args.push(Arg::Real(block.scale()));
         let mut defines = Self::heads(block);
         defines.extend(self.typed(&[], &[1])?);
         if tiles.keys != BWD[0].keys {

@@ -14,6 +14,7 @@ use super::attention::Limits;
 use super::{Action, Arg, Lowering, Part, Where, ints, table};
 use crate::error::Result;
 use crate::plan::{AttnBlock, Dtype, Side};
+use crate::spec::Factor;
 use std::ops::Range;
 
 /// Rows of a sequence, and how the queries among them see the keys: query i of them the first i + 1 + `diagonal`, or all.
@@ -114,6 +115,7 @@ impl Lowering<'_> {
                 rows: [form.q.len() as u64, form.kv.len() as u64],
                 pitch: [limits.lo.len() as u64, limits.positions.len() as u64],
                 head_dim: block.head_dim,
+                scale: Factor(block.scale()),
                 v_dim: block.v_dim(),
                 diagonal: form.diagonal,
             };
@@ -249,14 +251,24 @@ mod tests {
     use super::*;
     use crate::exec::cuda::lower::LEAST_SHARED;
     use crate::plan::{Axis, Mesh, Segs, Split};
-    use crate::spec::Mask;
+    use crate::spec::{Factor, Mask};
 
     fn on(views: &[Mesh], rank: u32) -> Where<'_> {
         Where { views, route: None, rank, shared: LEAST_SHARED, fused: None }
     }
 
     fn block(q: Segs, kv: Segs, mask: &Mask) -> AttnBlock {
-        AttnBlock { q, kv, batch: 1, heads: 1, kv_heads: 1, head_dim: 64, v_dim: None, mask: mask.clone() }
+        AttnBlock {
+            q,
+            kv,
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 64,
+            v_dim: None,
+            mask: mask.clone(),
+            factor: Factor::ONE,
+        }
     }
 
     /// The forms of a block on each of two ranks, `shift` ranks from where its keys began.

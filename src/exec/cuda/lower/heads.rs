@@ -5,17 +5,18 @@ use super::rows::{PARTS, SCRATCH};
 use super::{Arg, Lowering, MOST_BLOCKS, THREADS, Where, ints, table};
 use crate::error::Result;
 use crate::plan::{Dtype, Kernel, Segs};
-use crate::spec::Documents;
+use crate::spec::{Documents, Turning};
 
 /// cos and sin of every position and pair, [len, rotary/2, 2]: in f64, since the angle of a far position has no digits
-/// left in a float.
-pub(super) fn turns((segs, documents): (&Segs, &Documents), on: Where, rotary: u64, theta: f64) -> (Arg, u64) {
+/// left in a float. Scaled ones have not run on a GPU yet; the kernels that read the table are the same.
+pub(super) fn turns((segs, documents): (&Segs, &Documents), on: Where, turning: &Turning) -> (Arg, u64) {
+    let Turning { speeds, factor } = turning;
     let positions = segs.positions(on.views, on.rank);
     let angles = positions
         .iter()
         .map(|&at| (at - documents.around(at).start) as f64)
-        .flat_map(|at| (0..rotary / 2).map(move |i| at * theta.powf(-2.0 * i as f64 / rotary as f64)));
-    let turns: Vec<f32> = angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect();
+        .flat_map(|at| speeds.iter().map(move |speed| at * speed));
+    let turns: Vec<f32> = angles.flat_map(|angle| [angle.cos(), angle.sin()].map(|x| (factor * x) as f32)).collect();
     (table(&turns), positions.len() as u64)
 }
 
@@ -83,13 +84,15 @@ impl Lowering<'_> {
     }
 
     pub(super) fn latent_rope(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
-        let Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta, backward } = kernel else {
+        let Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta, backward, scaling } = kernel
+        else {
             return Err(self.refuse("is no latent attention"));
         };
         if [nope, rope, v].into_iter().any(|n| n % 2 != 0) {
             return Err(self.refuse(&format!("heads of {nope} + {rope} and values of {v} are not all even")));
         }
-        let (turns, len) = turns((segs, documents), on, *rope, *theta);
+        let turning = Turning::new(*theta, scaling.as_ref(), *rope, documents.longest(segs.seq));
+        let (turns, len) = turns((segs, documents), on, &turning);
         let reads: Vec<usize> = (0..self.reads.len()).collect();
         let writes: Vec<usize> = (0..self.writes.len()).collect();
         let defines = self.typed(&reads, &writes)?;

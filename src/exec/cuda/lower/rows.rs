@@ -4,6 +4,7 @@ use super::super::source;
 use super::{Arg, Lowering, Where, ints, live, table};
 use crate::error::Result;
 use crate::plan::{Dtype, Kernel};
+use crate::spec::Turning;
 
 /// Shared bytes of a sum over a block of threads.
 pub(super) const SCRATCH: u32 = 128;
@@ -62,11 +63,14 @@ impl Lowering<'_> {
     }
 
     pub(super) fn rope(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
-        let Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary } = kernel else {
+        let Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary, scaling } =
+            kernel
+        else {
             return Err(self.refuse("is no rotary embedding"));
         };
         let rotary = rotary.unwrap_or(*head_dim);
-        let (turns, len) = super::heads::turns((segs, documents), on, rotary, *theta);
+        let turning = Turning::new(*theta, scaling.as_ref(), rotary, documents.longest(segs.seq));
+        let (turns, len) = super::heads::turns((segs, documents), on, &turning);
         let rows = batch * len;
         let (name, operands, defines) = if *backward {
             ("rope_bwd", vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)], self.typed(&[0, 1], &[0])?)

@@ -7,7 +7,7 @@ use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::kernel::{HeadRanks, SsmKernel, SsmOp};
 use crate::plan::rows::{Landing, Layout};
 use crate::plan::*;
-use crate::spec::{Documents, Gate, MambaSpec, Mask, Score};
+use crate::spec::{Documents, Factor, Gate, MambaSpec, Mask, RopeScaling, Score};
 use std::ops::Range;
 
 /// A kernel with its operands.
@@ -129,7 +129,7 @@ fn blocks(head_dim: u64) -> Vec<AttnBlock> {
     let of = |split, shift: i32, mask: Mask| {
         let q = Segs::new(300, &[(Axis::Cp, split)]);
         let kv = q.shifted(Axis::Cp, shift);
-        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask }
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask, factor: Factor::ONE }
     };
     let shifts = [(Split::Zigzag, 0), (Split::Contiguous, 1), (Split::Stripe, 1)];
     masks().into_iter().flat_map(|mask| shifts.map(|(split, shift)| of(split, shift, mask.clone()))).collect()
@@ -162,11 +162,13 @@ fn attention_head_dims(all: &mut Cases) {
     }
 }
 
-/// Values narrower than keys, as latent attention has them (DeepSeek-V3: 192 and 128).
+/// Values narrower than keys, as latent attention has them (DeepSeek-V3: 192 and 128, with YaRN's factor of scores; the
+/// factor has not run on a GPU yet).
 fn attention_narrow_values(all: &mut Cases) {
     for (head_dim, v_dim) in [(64, 32), (192, 128)] {
         for block in seen_everywhere(head_dim).into_iter().take(2) {
-            let block = AttnBlock { v_dim: Some(v_dim), kv_heads: 4, ..block };
+            let factor = Factor(if head_dim == 192 { 1.59 } else { 1.0 });
+            let block = AttnBlock { v_dim: Some(v_dim), kv_heads: 4, factor, ..block };
             all.hold(&Kernel::Attention(block.clone()), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::F32], TWICE);
             let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32];
             all.hold(&Kernel::AttentionBwd(block), &ring(2), &reads, &[Dtype::Bf16, Dtype::F32], TWICE);
@@ -268,11 +270,11 @@ fn latent(all: &mut Cases) {
         all.hold(&backward, &one(), &reads, &[Dtype::F32, Dtype::F32], SINGLE);
     }
     let (batch, heads, nope, rope, v) = (2, 3, 6, 4, 8);
-    for documents in [Documents::default(), vec![50, 70].into()] {
+    for (documents, scaling) in [(Documents::default(), None), (vec![50, 70].into(), Some(yarn()))] {
         let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
         let of = |backward| {
-            let (segs, documents) = (segs.clone(), documents.clone());
-            Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta: 1e4, backward }
+            let (segs, documents, scaling) = (segs.clone(), documents.clone(), scaling.clone());
+            Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta: 1e4, backward, scaling }
         };
         all.hold(&of(false), &ring(2), &[BF16, BF16, F32], &[Dtype::F32, Dtype::F32], SINGLE);
         all.hold(&of(true), &ring(2), &[BF16, F32], &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
@@ -356,13 +358,26 @@ fn residuals(all: &mut Cases) {
     all.hold(&kernel, &ring(2), &[BF16, BF16, F32], &[Dtype::F32, Dtype::Bf16], SINGLE);
 }
 
+/// Scaled frequencies, which have not run on a GPU yet.
+fn yarn() -> RopeScaling {
+    RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 4.0,
+        beta_slow: 0.5,
+        original: 32,
+        truncate: true,
+        attention_factor: 1.14,
+        mscale_all_dim: 0.0,
+    }
+}
+
 fn rotary(all: &mut Cases) {
-    for (rotary, documents) in
-        [(None, Documents::default()), (Some(16), vec![50, 70].into()), (Some(8), vec![50, 70].into())]
-    {
+    let plain = [(None, Documents::default()), (Some(16), vec![50, 70].into()), (Some(8), vec![50, 70].into())];
+    let plain = plain.map(|(rotary, documents)| (rotary, documents, None));
+    for (rotary, documents, scaling) in plain.into_iter().chain([(None, vec![50, 70].into(), Some(yarn()))]) {
         let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
         let of = |backward| {
-            let (segs, documents) = (segs.clone(), documents.clone());
+            let (segs, documents, scaling) = (segs.clone(), documents.clone(), scaling.clone());
             Kernel::Rope {
                 segs,
                 documents,
@@ -373,6 +388,7 @@ fn rotary(all: &mut Cases) {
                 theta: 1e4,
                 backward,
                 rotary,
+                scaling,
             }
         };
         all.hold(&of(false), &ring(2), &[BF16], &[Dtype::F32, Dtype::F32], SINGLE);

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::plan::kernel::Operands;
 use crate::plan::memory::ALIGN;
 use crate::plan::{AttnBlock, Axis, Dtype, Kernel, Mesh, Segs, Split};
-use crate::spec::Mask;
+use crate::spec::{Factor, Mask};
 use serde::Serialize;
 
 /// A kernel whose time is wanted.
@@ -38,7 +38,17 @@ pub struct Speed {
 
 fn attention(seq: u64, heads: u64, kv_heads: u64, head_dim: u64, causal: bool) -> AttnBlock {
     let q = Segs::new(seq, &[(Axis::Cp, Split::Contiguous)]);
-    AttnBlock { kv: q.clone(), q, batch: 1, heads, kv_heads, head_dim, v_dim: None, mask: Mask::new(causal) }
+    AttnBlock {
+        kv: q.clone(),
+        q,
+        batch: 1,
+        heads,
+        kv_heads,
+        head_dim,
+        v_dim: None,
+        mask: Mask::new(causal),
+        factor: Factor::ONE,
+    }
 }
 
 /// Layers of Llama 3 8B at 16K tokens, and attention at other lengths.
