@@ -868,9 +868,8 @@ fn machines_that_cannot_be_are_refused() {
 #[test]
 fn logs_of_times_that_scatter_are_no_lines() {
     let dir = folder();
-    let row = |i: u32| {
-        format!(" {} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), if i % 2 == 0 { 9 } else { 900_000 })
-    };
+    let row =
+        |i: u32| format!(" {} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), [9, 900_000][i as usize % 2]);
     fs::write(dir.path().join("all_reduce.log"), (3..20).map(row).collect::<String>()).unwrap();
     let line = "calibrate --from-nccl-tests all_reduce.log --gpus 8 --nodes 1";
     succeeds(dir.path(), line);
