@@ -1,6 +1,7 @@
 //! The command line as its users meet it: the binary is run, and what it prints is held against golden files.
 //! `UPDATE_GOLDEN=1 cargo test --test cli` rewrites them; a difference is a change of what others script against.
 
+use foretrain::spec::Dispatch;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -623,6 +624,7 @@ fn a_saved_plan_is_what_its_flags_say() {
         "--model llama-3-70b --gpus 64 --tp 4 --pp 4 --global-batch 256 --recompute full",
         "--model llama-3-70b --gpus 64 --tp 8 --zero 3 --recompute full",
         "--model qwen3-30b-a3b --gpus 64 --ep 8 --zero 1",
+        "--model qwen3-30b-a3b --gpus 64 --ep 8 --zero 1 --dispatch deepep-v2-direct",
         "--model llama-3-8b --gpus 16 --ulysses 4 --ring 2 --seq-len 24K",
     ] {
         succeeds(dir.path(), &format!("plan {flags} --out plan.json"));
@@ -769,6 +771,111 @@ fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {
         let (_, _, err) = said(dir.path(), line);
         assert!(err.contains(many), "{line}: {err}");
     }
+}
+
+/// Rows take as long in a step as `dispatch` says of one exchange, whoever carries them and whatever the GPU.
+#[test]
+fn rows_take_as_long_in_a_step_as_alone() {
+    const LAYERS: f64 = 48.0;
+    let dir = folder();
+    for (cluster, ep) in [("dgx-h100", 32), ("dgx-b200", 8)] {
+        for way in Dispatch::ALL.map(Dispatch::name) {
+            let on = format!("--cluster {cluster} --ep {ep} --dispatch {way}");
+            let step =
+                json(dir.path(), &format!("estimate --model qwen3-30b-a3b --gpus {ep} --seq-len 1K {on} --json"));
+            let busy = step["communication_busy"].as_array().unwrap().iter().find(|busy| busy["name"] == "ep");
+            let busy = busy.unwrap()["seconds"].as_f64().unwrap();
+            let shape = "--hidden 2048 --experts 128 --topk 8 --tokens 1K --dispatch-dtype bf16";
+            let alone = json(dir.path(), &format!("dispatch {shape} {on} --json"));
+            // Forward there and back; backward along the way of the combine, and back.
+            let passes = ["dispatch", "combine", "cached_dispatch", "combine"];
+            let sum: f64 = passes.iter().map(|pass| alone[pass]["mean_s"].as_f64().unwrap()).sum();
+            assert!((busy / (LAYERS * sum) - 1.0).abs() < 1e-9, "{on}: {busy} is not {LAYERS} x {sum}");
+        }
+    }
+}
+
+/// Rates are those of the pass that they stand beside, in text and in JSON.
+#[test]
+fn rates_of_an_exchange_are_those_of_their_pass() {
+    let dir = folder();
+    let line = "dispatch --ep 16 --tokens 128";
+    let (found, text) = (json(dir.path(), &format!("{line} --json")), succeeds(dir.path(), line));
+    for (name, label) in [("dispatch", "dispatch "), ("cached_dispatch", "cached dispatch "), ("combine", "combine ")] {
+        let pass = &found[name];
+        for over in ["network", "links"] {
+            let of = |field: &str| pass[over][field].as_f64().unwrap();
+            let rates =
+                ["logical", "real"].map(|bytes| of(&format!("{bytes}_bytes")) / pass["total_s"].as_f64().unwrap());
+            assert_eq!(rates, ["logical", "real"].map(|bytes| of(&format!("{bytes}_bytes_per_s"))), "{name} {over}");
+            let row = text.lines().find(|line| line.starts_with(label) && words(line).contains(&over)).unwrap();
+            let shown: Vec<String> = rates.iter().map(|rate| format!("{:.1}", rate / 1e9)).collect();
+            assert!(words(row).ends_with(&[&shown[0], &shown[1]]), "{row}: {shown:?}");
+        }
+    }
+}
+
+/// What no machine has is refused where its file is read, or where a stack meets a GPU.
+#[test]
+fn machines_that_cannot_be_are_refused() {
+    let dir = folder();
+    let edited = |kind: &str, name: &str, field: &str, value: Value| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/{kind}/{name}.json"));
+        let mut file: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        let (parts, last) = field.rsplit_once('/').unwrap();
+        file.pointer_mut(parts).unwrap()[last] = value;
+        fs::write(dir.path().join("mine.json"), file.to_string()).unwrap();
+    };
+    let measured = |rel_sd: f64| {
+        let lines = serde_json::json!([{"latency": "9 us", "bandwidth": "100 GB/s"}]);
+        serde_json::json!([{"op": "all_reduce", "gpus": 8, "nodes": 1, "lines": lines, "rel_sd": rel_sd, "source": "a test"}])
+    };
+    for (field, value, why) in [
+        ("/measured", measured(-5.0), "measured.rel_sd: -5 is no relative standard deviation"),
+        ("/measured", measured(1.0), "write one from 0 to below 1"),
+        ("/host/latency/value", "1000 s".into(), "host.latency: 1e3 s is not between 0 and 1000 s"),
+        ("/host/memory/value", "0 TB".into(), "host.memory: 0 is not above zero"),
+        ("/scale_out/p2p/value", "400 GB/s".into(), "scale_out.p2p: 400 GB/s is more than the 50 GB/s of the wire"),
+        ("/scale_out/several/value", "50.1 GB/s".into(), "scale_out.several: 50.1 GB/s is more than the 50 GB/s"),
+        ("/scale_out/achieved/value", "51 GB/s".into(), "scale_out.achieved: 51 GB/s is more than the 50 GB/s"),
+    ] {
+        edited("cluster", "dgx-h100", field, value);
+        let (code, _, err) = said(dir.path(), "collective --cluster ./mine.json --bytes 1m");
+        assert!(code == 2 && err.contains("mine.json: ") && err.contains(why), "{field}: {code}, {err}");
+    }
+    // Sends of a GPU that has four NICs go over all of them.
+    edited("cluster", "h100-8x400-efa", "/scale_out/several/value", "50.1 GB/s".into());
+    let (_, _, err) = said(dir.path(), "collective --cluster ./mine.json --bytes 1m");
+    assert!(
+        err.contains("scale_out.several: 50.1 GB/s is more than the 50 GB/s of the wires of a GPU together"),
+        "{err}"
+    );
+    for field in ["collective_ctas", "p2p_ctas"] {
+        edited("stack", "nccl-fa3", &format!("/{field}/value"), 133.into());
+        let why = format!("mine.json: {field}: 133: h100-sxm5 has 132 SMs; use 1 to 132");
+        for command in
+            ["estimate --gpus 8 --tp 8", "dispatch --ep 8", "collective", "attention", "crossover --out found"]
+        {
+            let (code, _, err) = said(dir.path(), &format!("{command} --stack ./mine.json"));
+            assert!(code == 2 && err.contains(&why), "{command}: {code}, {err}");
+        }
+        edited("stack", "nccl-fa3", &format!("/{field}/value"), 132.into());
+        succeeds(dir.path(), "collective --stack ./mine.json --bytes 1m");
+    }
+}
+
+/// No file of a cluster is written that would not be read.
+#[test]
+fn logs_of_times_that_scatter_are_no_lines() {
+    let dir = folder();
+    let row =
+        |i: u32| format!(" {} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), [9, 900_000][i as usize % 2]);
+    fs::write(dir.path().join("all_reduce.log"), (3..20).map(row).collect::<String>()).unwrap();
+    let line = "calibrate --from-nccl-tests all_reduce.log --gpus 8 --nodes 1";
+    succeeds(dir.path(), line);
+    let (code, _, err) = said(dir.path(), &format!("{line} --out mine.json"));
+    assert!(code == 2 && err.contains("mine.json: measured.rel_sd") && err.contains("measure again"), "{code}, {err}");
+    assert!(!dir.path().join("mine.json").exists());
 }
 
 /// Rows in FP8 are rounded in the reference, too, and gradients of weights that come later are off by nothing.

@@ -120,13 +120,14 @@ fn holds(case: &Case, tolerance: f64) -> Run {
     dense::holds(&case.plan(), tolerance)
 }
 
-const WAYS: [&str; 7] = [
+const WAYS: [&str; 8] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
     "dispatch-deepep-v1-ll",
     "dispatch-hybrid-ep",
     "dispatch-deepep-v2",
+    "dispatch-deepep-v2-direct",
     "dispatch-hierarchical",
 ];
 

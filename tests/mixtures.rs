@@ -32,12 +32,13 @@ fn routed(par: &Parallelism, node: u32, routing: &str) -> Plan {
     plan
 }
 
-const CARRIERS: [&str; 9] = [
+const CARRIERS: [&str; 10] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
     "dispatch-deepep-v1-ll",
     "dispatch-deepep-v2",
+    "dispatch-deepep-v2-direct",
     "dispatch-hybrid-ep",
     "dispatch-hierarchical+dispatch-fp8",
     "overlap-exchange",

@@ -77,13 +77,14 @@ fn holds(what: &str, plan: &Plan) {
     dense::holds(plan, 1e-10);
 }
 
-const WAYS: [&str; 7] = [
+const WAYS: [&str; 8] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
     "dispatch-deepep-v1-ll",
     "dispatch-hybrid-ep",
     "dispatch-deepep-v2",
+    "dispatch-deepep-v2-direct",
     "dispatch-hierarchical",
 ];
 

@@ -1,7 +1,7 @@
 //! Exchanges of mixture-of-experts layers: every member takes as long as its own rows.
 
 use super::draft::Draft;
-use super::{Act, Acts, Gang, RECV, SEND, ctas, port};
+use super::{Act, Acts, Gang, RECV, SEND, port};
 use crate::collective::LinkTime;
 use crate::collective::count::carried;
 use crate::collective::exchange::{self, Estimate, Traffic};
@@ -89,7 +89,10 @@ impl Acts<'_> {
             time: LinkTime { latency, transfer, provenance, rel_sd },
             sent: [sent.links.sent * row, sent.network.sent * row],
             // How many its kernels really take, the algorithm knows.
-            ctas: if ctas(*engine) > 0 { estimate.sms.min(u32::from(u16::MAX)) as u16 } else { 0 },
+            ctas: match engine {
+                Engine::Sm { .. } => estimate.sms.min(u32::from(u16::MAX)) as u16,
+                Engine::CopyEngine => 0,
+            },
         })
     }
 }

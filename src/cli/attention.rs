@@ -105,7 +105,7 @@ impl Bench {
     fn new(flags: &Flags) -> Result<Bench> {
         let cluster = ClusterSpec::find(&flags.cluster)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
-        let stack = StackSpec::find(flags.stack.as_deref().unwrap_or(stack_of(&gpu)))?;
+        let stack = StackSpec::find_for(flags.stack.as_deref().unwrap_or(stack_of(&gpu)), &gpu)?;
         let kernels = Roofline::new(&gpu, &stack)?;
         let spec = AttentionSpec {
             batch: flags.batch,

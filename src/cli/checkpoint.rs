@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
-    after_help = "Example: foretrain checkpoint ckpt\n         foretrain checkpoint ckpt/step-00000004 --params --json\n\n\
+    after_help = "Example: foretrain checkpoint ckpt\n         foretrain checkpoint ckpt/step-00000005 --params --json\n\n\
     Reads every file and holds it against the checksum that was written with it (CRC-32), and every element of every\n\
     parameter against the index: each has to be in one place, and a number. Of a folder with several, the newest is looked at."
 )]

@@ -133,7 +133,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if gpus < 2 {
         return Err(Error::spec("--gpus", "gpus", "1 sends nothing to anyone; use 2 or more"));
     }
-    let stack = StackSpec::find(flags.stack.as_deref().unwrap_or_else(|| library(&gpu)))?;
+    let stack = StackSpec::find_for(flags.stack.as_deref().unwrap_or_else(|| library(&gpu)), &gpu)?;
     let bench = Bench { cluster: &cluster, stack: &stack, op: flags.op.operation(), algo: flags.algo };
     let rows = sizes(&flags.bytes)?.into_iter().map(|bytes| bench.row(bytes)).collect::<Result<_>>()?;
     let op = flags.op.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();

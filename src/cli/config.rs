@@ -60,7 +60,7 @@ pub struct Config {
     /// Expert parallelism: ranks, of dp x ring x ulysses x tp, that share the experts [default: 1]
     #[arg(long, value_name = "N", value_parser = degree)]
     ep: Option<u32>,
-    /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, hybrid-ep or hierarchical
+    /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, deepep-v2-direct, hybrid-ep or hierarchical
     #[arg(long, value_name = "HOW", value_parser = dispatch)]
     dispatch: Option<Dispatch>,
     /// What rows travel to experts in: bf16 (as they are) or fp8 [default: bf16]

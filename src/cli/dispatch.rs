@@ -3,7 +3,7 @@
 use super::config::{count, stack_of};
 use super::{Answer, Output, list_of};
 use crate::cluster::Cluster;
-use crate::collective::exchange::{self, Buffers, Estimate, Flow, Traffic, deepep_v2};
+use crate::collective::exchange::{self, Buffers, Estimate, Flow, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::plot;
@@ -138,10 +138,6 @@ impl Flags {
             let why = format!("{} has {all} SMs; use 1 to {all}", gpu.name);
             return Err(Error::spec("the command line", "--sms", format!("{sms}: {why}")));
         }
-        let v2 = || match self.sms {
-            Some(sms) => Ok(sms),
-            None => deepep_v2::theoretical_sms(route, gpu.architecture),
-        };
         Ok(match self.dispatch.as_str() {
             "nccl" => ExchangeAlgo::Nccl,
             "allgather" => ExchangeAlgo::AllGather,
@@ -150,8 +146,8 @@ impl Flags {
             "deepep-v1-ll" => {
                 ExchangeAlgo::DeepepLowLatency { hook: self.hook, slots: route.most_tokens().max(1) as u32 }
             }
-            "deepep-v2" => ExchangeAlgo::DeepepV2Hybrid { sms: v2()? },
-            "deepep-v2-direct" => ExchangeAlgo::DeepepV2Direct { sms: v2()? },
+            "deepep-v2" => ExchangeAlgo::DeepepV2Hybrid { sms: self.sms },
+            "deepep-v2-direct" => ExchangeAlgo::DeepepV2Direct { sms: self.sms },
             "hybrid-ep" => ExchangeAlgo::HybridEp { sms: self.sms.unwrap_or(HYBRID_EP_SMS) },
             other => {
                 return Err(Error::spec(
@@ -184,7 +180,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     flags.check()?;
     let spec = ClusterSpec::find(&flags.cluster)?;
     let gpu = GpuSpec::find(&spec.gpu)?;
-    let stack = StackSpec::find(flags.stack.as_deref().unwrap_or(stack_of(&gpu)))?;
+    let stack = StackSpec::find_for(flags.stack.as_deref().unwrap_or(stack_of(&gpu)), &gpu)?;
     if let Some(dir) = &flags.study {
         return study(flags, dir, spec, gpu, stack);
     }
@@ -281,13 +277,18 @@ impl Sizes {
 struct Over {
     logical_bytes: f64,
     real_bytes: f64,
+    /// The same over the time of the pass.
+    logical_bytes_per_s: f64,
+    real_bytes_per_s: f64,
 }
 
 impl Over {
-    /// Of the rank that has most to send or receive.
-    fn of(all: &[Traffic], flow: fn(&Traffic) -> Flow, row: u64) -> Over {
+    /// Of the rank that has most to send or receive, in a pass of `total` seconds.
+    fn of(all: &[Traffic], flow: fn(&Traffic) -> Flow, row: u64, total: f64) -> Over {
         let most = |f: &dyn Fn(Flow) -> f64| all.iter().map(|t| f(flow(t))).fold(0.0, f64::max) * row as f64;
-        Over { logical_bytes: most(&|f| f.busier() + f.kept), real_bytes: most(&|f| f.busier()) }
+        let [logical_bytes, real_bytes] = [most(&|f| f.busier() + f.kept), most(&|f| f.busier())];
+        let [logical_bytes_per_s, real_bytes_per_s] = [logical_bytes, real_bytes].map(|bytes| bytes / total);
+        Over { logical_bytes, real_bytes, logical_bytes_per_s, real_bytes_per_s }
     }
 }
 
@@ -314,8 +315,9 @@ impl Pass {
     fn new(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, estimate: &Estimate) -> Pass {
         let slowest = estimate.slowest();
         let all = exchange::traffic(route, algo, phase);
+        let total_s = slowest.total().value();
         Pass {
-            total_s: slowest.total().value(),
+            total_s,
             start_s: slowest.start.value(),
             notify_s: slowest.notify.value(),
             network_s: slowest.network.value(),
@@ -327,8 +329,8 @@ impl Pass {
             sms: estimate.sms,
             rel_sd: estimate.rel_sd,
             row_bytes: row,
-            network: Over::of(&all, |t| t.network, row),
-            links: Over::of(&all, |t| t.links, row),
+            network: Over::of(&all, |t| t.network, row, total_s),
+            links: Over::of(&all, |t| t.links, row, total_s),
         }
     }
 }
@@ -358,25 +360,29 @@ impl Found {
         text
     }
 
+    fn passes(&self) -> [(&'static str, &Pass); 3] {
+        [("dispatch", &self.dispatch), ("cached dispatch", &self.cached_dispatch), ("combine", &self.combine)]
+    }
+
     /// Bytes by pass and link, and the rates that they make.
     fn bytes(&self) -> String {
         let mut table = Table::new("<<>>>>>");
         table.row(["", "over", "row", "logical", "real", "logical GB/s", "real GB/s"].map(String::from));
-        // Tables of libraries time the rows, without the counts.
-        for (name, pass) in [("dispatch", &self.cached_dispatch), ("combine", &self.combine)] {
+        // Tables of libraries time the rows, without the counts: that is a cached dispatch.
+        for (name, pass) in self.passes() {
             for (over, flow) in [("network", &pass.network), ("links", &pass.links)] {
                 if flow.logical_bytes == 0.0 {
                     continue;
                 }
-                let rate = |bytes: f64| format!("{:.1}", bytes / pass.total_s / 1e9);
+                let rate = |bytes_per_s: f64| format!("{:.1}", bytes_per_s / 1e9);
                 table.row([
                     name.to_string(),
                     over.into(),
                     decimal(pass.row_bytes as f64, "B"),
                     decimal(flow.logical_bytes, "B"),
                     decimal(flow.real_bytes, "B"),
-                    rate(flow.logical_bytes),
-                    rate(flow.real_bytes),
+                    rate(flow.logical_bytes_per_s),
+                    rate(flow.real_bytes_per_s),
                 ]);
             }
         }
@@ -387,9 +393,7 @@ impl Found {
         let mut table = Table::new("<>>>>>>><>");
         let head = ["", "time", "start", "notify", "network", "links", "SMs", "mean rank", "limited by", "SMs held"];
         table.row(head.map(String::from));
-        for (name, pass) in
-            [("dispatch", &self.dispatch), ("cached dispatch", &self.cached_dispatch), ("combine", &self.combine)]
-        {
+        for (name, pass) in self.passes() {
             let times =
                 [pass.total_s, pass.start_s, pass.notify_s, pass.network_s, pass.links_s, pass.sms_s, pass.mean_s];
             let line = std::iter::once(name.to_string()).chain(times.map(seconds));

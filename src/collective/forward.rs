@@ -172,9 +172,9 @@ mod tests {
         ExchangeAlgo::Broadcast,
         ExchangeAlgo::DeepepNormal { sms: 20 },
         ExchangeAlgo::DeepepLowLatency { hook: true, slots: 2 },
-        ExchangeAlgo::DeepepV2Hybrid { sms: 12 },
+        ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) },
         ExchangeAlgo::HybridEp { sms: 16 },
-        ExchangeAlgo::DeepepV2Direct { sms: 12 },
+        ExchangeAlgo::DeepepV2Direct { sms: Some(12) },
         ExchangeAlgo::Hierarchical,
     ];
 

@@ -157,7 +157,11 @@ impl Node {
                 ..derived(BytesPerSec::new(fastest), read("speed of the NICs"))
             };
             out.achieved = derived(out.achieved.value * ratio, read(&format!("speed of the NICs, {reached}")));
-            out.p2p = derived(out.p2p.value.min(out.achieved.value), out.p2p.source.clone());
+        }
+        let most = out.of_gpu(out.achieved.value, self.gpus);
+        let sends = [Some(&mut out.p2p), out.several.as_mut()].into_iter().flatten();
+        for rate in sends.filter(|rate| rate.value > most) {
+            *rate = derived(most, rate.source.clone());
         }
         Ok(())
     }
@@ -195,6 +199,8 @@ mod tests {
         let out = spec.scale_out.as_ref().unwrap();
         assert_eq!((spec.gpus_per_node, out.nics_per_node, out.raw.value.value()), (4, 4, 25e9));
         assert!(out.achieved.value < out.raw.value && spec.scale_up == base.scale_up);
+        // Sends to many peers reach 37 GB/s of the 50 of the others.
+        assert_eq!(out.several.as_ref().unwrap().value, out.achieved.value);
         let alone = Node { nics: vec![], links: 9, switched: false, ..node };
         let spec = alone.cluster("mine", &base, "x").unwrap();
         assert!(spec.scale_out.is_none() && spec.nodes == 1 && spec.scale_up.switch_reduce.is_none());

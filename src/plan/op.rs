@@ -187,7 +187,8 @@ impl Lane {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
-    /// A kernel on so many thread blocks, which the compute lane has to do without.
+    /// A kernel on so many thread blocks, which the compute lane has to do without. Those of an exchange its algorithm knows
+    /// best; 0 where the plan leaves them to its library.
     Sm { ctas: u16 },
     /// DMA engines: no SM is taken.
     CopyEngine,

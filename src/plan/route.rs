@@ -393,10 +393,17 @@ pub enum ExchangeAlgo {
     /// DeepEP V1, low latency: a message for each token and slot into buffers of `slots` tokens a source. With
     /// `hook` no SM is held between the send and the receive.
     DeepepLowLatency { hook: bool, slots: u32 },
-    /// DeepEP V2: scale-out to the same place of a node, then scale-up.
-    DeepepV2Hybrid { sms: u16 },
+    /// DeepEP V2: scale-out to the same place of a node, then scale-up. Without `sms` it takes as many as the library's own
+    /// rule says of the GPU and the route: whoever knows the machine asks it.
+    DeepepV2Hybrid {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sms: Option<u16>,
+    },
     /// DeepEP V2 straight to every rank.
-    DeepepV2Direct { sms: u16 },
+    DeepepV2Direct {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sms: Option<u16>,
+    },
     /// NVIDIA's Hybrid-EP: as DeepEP V1, by TMA.
     HybridEp { sms: u16 },
     /// Two all-to-all: over the nodes to the same place, then within the node. No deduplication.
@@ -478,6 +485,14 @@ mod tests {
     /// Source 0 has two tokens, source 2 one; the others none.
     fn example() -> Route {
         listed(3, vec![2, 0, 1, 0], vec![0, 1, 7, 4, 2, DROPPED, 7, 6, 5]).unwrap()
+    }
+
+    #[test]
+    fn sms_that_a_plan_leaves_open_are_not_written() {
+        let open = ExchangeAlgo::DeepepV2Hybrid { sms: None };
+        assert_eq!(serde_json::to_string(&open).unwrap(), r#"{"deepep_v2_hybrid":{}}"#);
+        let said = r#"{"deepep_v2_hybrid":{"sms":12}}"#;
+        assert_eq!(serde_json::from_str::<ExchangeAlgo>(said).unwrap(), ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) });
     }
 
     #[test]

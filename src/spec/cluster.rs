@@ -1,6 +1,8 @@
 //! Nodes of GPUs, the links inside them and between them.
 
-use super::{Found, Sourced, check_latency, check_positive, check_rate, find, is_path, meant, read, shipped};
+use super::{
+    Found, Sourced, check_latency, check_positive, check_rate, check_spread, find, is_path, meant, read, shipped,
+};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -80,6 +82,7 @@ impl MeasuredCollective {
         if self.lines.is_empty() {
             return Err(Error::spec(file, "measured.lines", "empty; give at least one latency and bandwidth"));
         }
+        check_spread(file, "measured.rel_sd", self.rel_sd)?;
         self.lines.iter().try_for_each(|l| check_rate(file, "measured.lines.bandwidth", l.bandwidth.value()))
     }
 }
@@ -340,6 +343,8 @@ impl ClusterSpec {
             check_rate(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
         }
         if let Some(host) = &self.host {
+            check_positive(file, "host.memory", host.memory.as_ref().map_or(1.0, |memory| memory.value.value()))?;
+            check_latency(file, "host.latency", host.latency.value.value())?;
             check_positive(file, "host.bandwidth", host.bandwidth.value.value())?;
             check_positive(file, "host.copy", host.copy.value.value())?;
             check_positive(file, "host.kernels", host.kernels.as_ref().map_or(1.0, |rate| rate.value.value()))?;
@@ -361,7 +366,7 @@ impl ClusterSpec {
                 Err(Error::spec(file, "scale_out", why))
             }
             None => Ok(()),
-            Some(out) => out.check(file),
+            Some(out) => out.check(file, self.gpus_per_node),
         }
     }
 
@@ -430,23 +435,35 @@ impl Graph {
 }
 
 impl ScaleOut {
-    fn check(&self, file: &str) -> Result<()> {
+    /// Among so many `gpus` of a node.
+    fn check(&self, file: &str, gpus: u32) -> Result<()> {
         check_positive(file, "scale_out.nics_per_node", f64::from(self.nics_per_node))?;
         check_positive(file, "scale_out.planes", f64::from(self.planes))?;
         if self.routing == (Routing::Ecmp { subflows: 0 }) {
             return Err(Error::spec(file, "scale_out.routing.ecmp.subflows", "0; a flow is at least one"));
         }
         check_latency(file, "scale_out.latency", self.latency.value.value())?;
-        check_rate(file, "scale_out.achieved", self.achieved.value.value())?;
-        check_rate(file, "scale_out.p2p", self.p2p.value.value())?;
-        if let Some(several) = &self.several {
-            check_rate(file, "scale_out.several", several.value.value())?;
-        }
-        let (achieved, raw) = (self.achieved.value, self.raw.value);
-        if achieved > raw {
-            let why = format!("{achieved} is more than the {raw} of the wire; one of the two is wrong");
-            return Err(Error::spec(file, "scale_out.achieved", why));
+        let wire = self.raw.value;
+        let rates = [
+            ("achieved", Some(&self.achieved), wire),
+            ("p2p", Some(&self.p2p), self.of_gpu(wire, gpus)),
+            ("several", self.several.as_ref(), self.of_gpu(wire, gpus)),
+        ];
+        for (field, rate, most) in rates {
+            let Some(rate) = rate.map(|rate| rate.value) else { continue };
+            let field = format!("scale_out.{field}");
+            check_rate(file, &field, rate.value())?;
+            if rate > most {
+                let whose = if most > wire { "wires of a GPU together" } else { "wire" };
+                let why = format!("{rate} is more than the {most} of the {whose}; one of the two is wrong");
+                return Err(Error::spec(file, field, why));
+            }
         }
         Ok(())
+    }
+
+    /// What sends of one of so many `gpus` of a node have, a NIC having `rate`: all NICs that are its own, or one that it shares.
+    pub fn of_gpu(&self, rate: BytesPerSec, gpus: u32) -> BytesPerSec {
+        rate * (f64::from(self.nics_per_node) / f64::from(gpus)).max(1.0)
     }
 }

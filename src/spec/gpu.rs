@@ -1,6 +1,6 @@
 //! A device: what it can do at best, and how much of that kernels reach.
 
-use super::{Found, Sourced, check_positive, check_ratio, find, read};
+use super::{Found, Sourced, check_positive, check_ratio, check_spread, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, FlopsPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -247,11 +247,7 @@ impl GpuSpec {
         let of_attention =
             self.attention.iter().map(|(name, curve)| (format!("attention.{name}.rel_sd"), curve.rel_sd.value));
         for (field, rel_sd) in spreads.map(|(field, sd)| (field.to_string(), sd)).into_iter().chain(of_attention) {
-            if !(0.0..1.0).contains(&rel_sd) {
-                let why =
-                    format!("{rel_sd} is no relative standard deviation; write one from 0 to below 1, as in 0.05");
-                return Err(Error::spec(file, field, why));
-            }
+            check_spread(file, &field, rel_sd)?;
         }
         if let Some(scan) = &self.memory_bound.scan {
             check_ratio(file, "memory_bound.scan", scan.value)?;

@@ -213,6 +213,15 @@ fn check_rate(file: &str, field: &str, value: f64) -> Result<()> {
     Err(Error::spec(file, field, format!("{value:e} B/s is not between 1 B/s and 10^18 B/s; correct its unit")))
 }
 
+/// A relative standard deviation.
+fn check_spread(file: &str, field: &str, rel_sd: f64) -> Result<()> {
+    if (0.0..1.0).contains(&rel_sd) {
+        return Ok(());
+    }
+    let why = format!("{rel_sd} is no relative standard deviation; write one from 0 to below 1, as in 0.05");
+    Err(Error::spec(file, field, why))
+}
+
 /// A latency of a link, seconds.
 fn check_latency(file: &str, field: &str, value: f64) -> Result<()> {
     if (0.0..1e3).contains(&value) {

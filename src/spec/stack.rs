@@ -1,7 +1,7 @@
 //! What software brings: which attention kernel, and what the communication library takes for itself.
 
 use super::gpu::Maker;
-use super::{Found, LlmSpec, Origin, Sourced, find, read};
+use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,24 @@ impl StackSpec {
     /// A shipped stack by name, or a file by path.
     pub fn find(name: &str) -> Result<StackSpec> {
         StackSpec::from_found(&find("stack", name)?)
+    }
+
+    /// The same for a GPU.
+    ///
+    /// Errors: kernels of communication that take more thread blocks than the GPU has SMs. Cores of NPUs, TPUs and CPUs are none,
+    /// and are not counted.
+    pub fn find_for(name: &str, gpu: &GpuSpec) -> Result<StackSpec> {
+        let found = find("stack", name)?;
+        let spec = StackSpec::from_found(&found)?;
+        let all = gpu.sms.value;
+        let counted = matches!(gpu.architecture.maker(), Maker::Nvidia | Maker::Amd);
+        for (field, ctas) in [("collective_ctas", &spec.collective_ctas), ("p2p_ctas", &spec.p2p_ctas)] {
+            if counted && ctas.value > all {
+                let why = format!("{}: {} has {all} SMs; use 1 to {all}", ctas.value, gpu.name);
+                return Err(Error::spec(&found.file, field, why));
+            }
+        }
+        Ok(spec)
     }
 
     pub fn load(path: impl AsRef<Path>) -> Result<StackSpec> {

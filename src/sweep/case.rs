@@ -94,7 +94,7 @@ impl Case {
         let cluster = Cluster::new(&spec, &gpu, gpus)?;
         // The CPU's kernels are this program's own, and fused.
         let own = gpu.architecture == Architecture::Cpu;
-        let stack = StackSpec::find(stack)?;
+        let stack = StackSpec::find_for(stack, &gpu)?;
         let stack = if own { stack } else { stack.for_model(&model) };
         let roofline = Roofline::new(&gpu, &stack)?;
         let dtype = dtype.unwrap_or_else(|| default_dtype(&gpu));

@@ -1,7 +1,7 @@
 //! A study of exchanges: over ranks, over imbalance, over choices, and what replicas do to the load of ranks.
 
 use crate::cluster::Cluster;
-use crate::collective::exchange::{deepep_v2, runs_on, time};
+use crate::collective::exchange::{runs_on, time};
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::routing::{Request, Routing, imbalance};
@@ -94,10 +94,8 @@ impl Question {
             ("all-gather", ExchangeAlgo::AllGather),
             ("hierarchical", ExchangeAlgo::Hierarchical),
             ("DeepEP V1", ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS }),
+            ("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms: None }),
         ];
-        if let Ok(sms) = deepep_v2::theoretical_sms(route, self.gpu.architecture) {
-            ways.push(("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms }));
-        }
         let cluster = Cluster::new(&self.cluster, &self.gpu, route.ranks);
         ways.retain(|(_, algo)| cluster.as_ref().is_ok_and(|at| runs_on(*algo, at, route.nodes()).is_ok()));
         ways

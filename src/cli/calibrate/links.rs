@@ -72,6 +72,8 @@ pub fn run(flags: &Flags, out: Option<&Path>) -> Result<Answer> {
     }
     if let Some(out) = out {
         cluster.name = out.file_stem().map_or(cluster.name.clone(), |stem| stem.to_string_lossy().into_owned());
+        let scattered = "the times scatter too much for a line; measure again, with more iterations";
+        cluster.check(&out.display().to_string()).map_err(|e| e.and(scattered))?;
         let json = serde_json::to_string_pretty(&cluster).expect("JSON from plain data");
         write_file(out, json.as_bytes())?;
     }

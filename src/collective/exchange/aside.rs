@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn libraries_exist_for_the_gpus_that_their_makers_name() {
         let v1 = [ExchangeAlgo::DeepepNormal { sms: 20 }, ExchangeAlgo::DeepepLowLatency { hook: false, slots: 128 }];
-        let by_tma = [ExchangeAlgo::HybridEp { sms: 16 }, ExchangeAlgo::DeepepV2Hybrid { sms: 12 }];
+        let by_tma = [ExchangeAlgo::HybridEp { sms: 16 }, ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) }];
         for name in ["tpu-v5p", "gaudi2", "ascend910b", "v100-sxm2-32gb", "t4", "mi300x"] {
             for algo in v1.into_iter().chain(by_tma) {
                 let why = runs_on(algo, &with(name), 1).unwrap_err().to_string();
@@ -138,7 +138,7 @@ mod tests {
     fn what_a_library_sets_aside_bears_its_name() {
         let route = Route::new([16, 8], 256, 8, Counts::Balanced { tokens: 4096 }).unwrap();
         let of = |algo| aside(&route, algo, 7168, 14336, &with("h100-sxm5")).unwrap();
-        let v2 = of(ExchangeAlgo::DeepepV2Hybrid { sms: 12 });
+        let v2 = of(ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) });
         assert_eq!((v2.library, v2.buffers.total()), ("DeepEP V2", 1_218_445_312));
         assert_eq!(of(ExchangeAlgo::Nccl), Aside::default());
     }

@@ -16,9 +16,17 @@ pub fn direct(route: &Route, rank: u32) -> Vec<Hop> {
     (0..route.ranks).map(hop).collect()
 }
 
-pub(super) fn time(at: &Place, all: &[Traffic], sms: u16) -> Estimate {
-    let library = Library { spec: at.library("deepep-v2"), sms: u32::from(sms), held: u32::from(sms) };
-    streamed(at, all, &library, deepep_normal::wire_row(at.row_bytes, at.route.topk))
+/// Errors: nobody says how many SMs, and the library has no rule for the GPU.
+pub(super) fn time(at: &Place, all: &[Traffic], sms: Option<u16>) -> Result<Estimate> {
+    let gpu = &at.cluster.gpu;
+    let sms = match sms {
+        Some(sms) => u32::from(sms),
+        // This program carries the rows itself, with all that a rank has.
+        None if gpu.architecture == Architecture::Cpu => gpu.sms.value,
+        None => u32::from(theoretical_sms(at.route, gpu.architecture)?),
+    };
+    let library = Library { spec: at.library("deepep-v2"), sms, held: sms };
+    Ok(streamed(at, all, &library, deepep_normal::wire_row(at.row_bytes, at.route.topk)))
 }
 
 /// SMs that read and write fast enough for the slower of network and links, the choices balanced and compute beside
@@ -38,6 +46,10 @@ fn raw_sms(spec: &ExchangeSpec, route: &Route, architecture: Architecture) -> Re
         let why = format!("DeepEP V2 has no rule of SMs for {name}; it knows {}", known.join(", "));
         return Err(Error::infeasible(why));
     };
+    if route.ranks == 1 {
+        // Nothing travels.
+        return Ok(0.0);
+    }
     let (nodes, of_node) = (f64::from(route.nodes()), f64::from(route.node));
     let unique = |parts| expected_unique(route.experts, route.topk, parts);
     let ranks = unique(route.ranks);

@@ -242,7 +242,7 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
         ExchangeAlgo::Hierarchical => hierarchical::time(at, &all),
         ExchangeAlgo::DeepepNormal { sms } => deepep_normal::time(at, &all, sms),
         ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(at, &all, hook),
-        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(at, &all, sms),
+        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(at, &all, sms)?,
         ExchangeAlgo::HybridEp { sms } => hybrid_ep::time(at, &all, sms),
     };
     // Lists of rows load wires as rows that are spread evenly do, as many as there are on average.

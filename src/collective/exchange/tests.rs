@@ -8,8 +8,8 @@ const ALL: [ExchangeAlgo; 7] = [
     ExchangeAlgo::AllGather,
     ExchangeAlgo::DeepepNormal { sms: 24 },
     ExchangeAlgo::DeepepLowLatency { hook: false, slots: 128 },
-    ExchangeAlgo::DeepepV2Hybrid { sms: 12 },
-    ExchangeAlgo::DeepepV2Direct { sms: 12 },
+    ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) },
+    ExchangeAlgo::DeepepV2Direct { sms: Some(12) },
     ExchangeAlgo::Hierarchical,
 ];
 
@@ -201,13 +201,37 @@ fn deepep_v2_takes_the_sms_of_its_table() {
     assert_eq!(sms(8, Architecture::Blackwell), 24);
     let why = deepep_v2::theoretical_sms(&balanced(8, 256, 8, 1), Architecture::Ampere).unwrap_err().to_string();
     assert!(why.contains("ampere") && why.contains("hopper"), "{why}");
+    // Nothing travels, and no rate of links is asked for.
+    assert_eq!(sms(1, Architecture::Hopper), 4);
+}
+
+#[test]
+fn deepep_v2_takes_the_sms_of_the_machine_where_nobody_says() {
+    let stack = StackSpec::find("nccl-fa3").unwrap();
+    let held = |sms, name: &str, ranks| {
+        let members: Vec<u32> = (0..ranks).collect();
+        let both = [ExchangeAlgo::DeepepV2Hybrid { sms }, ExchangeAlgo::DeepepV2Direct { sms }];
+        both.map(|algo| {
+            let route = balanced(ranks, 256, 8, 4096);
+            time(&route, algo, Phase::Dispatch, 7392, &members, &Cluster::shipped(name, ranks), &stack)
+                .map(|found| found.sms)
+                .ok()
+        })
+    };
+    assert_eq!(held(None, "dgx-h100", 8), [Some(14); 2]);
+    assert_eq!(held(None, "dgx-b200", 8), [Some(24); 2]);
+    assert_eq!(held(None, "dgx-h100", 64), [Some(4); 2]);
+    assert_eq!(held(Some(20), "dgx-h100", 64), [Some(20); 2]);
+    // No rule, and none that is made up. On CPUs this program carries the rows.
+    assert_eq!(held(None, "dgx-a100", 8), [None; 2]);
+    assert_eq!(held(None, "local-cpu", 2), [Some(1); 2]);
 }
 
 #[test]
 fn buffers_are_those_the_libraries_allocate() {
     let of = |route: &Route, algo| buffers(route, algo, 7168, Wire::BF16.row_bytes(7168)).unwrap();
     // github issue sgl-project/sglang#24443: 16 ranks, 4096 tokens, bf16.
-    let v2 = of(&balanced(16, 256, 8, 4096), ExchangeAlgo::DeepepV2Hybrid { sms: 12 });
+    let v2 = of(&balanced(16, 256, 8, 4096), ExchangeAlgo::DeepepV2Hybrid { sms: Some(12) });
     assert_eq!(v2.total(), 1_218_445_312);
     // 2 (E T m_c + E T m_d + 4 E) of 288 slots and 128 tokens: 2.1 GB.
     let ll = of(&balanced(8, 288, 8, 128), ExchangeAlgo::DeepepLowLatency { hook: true, slots: 128 });

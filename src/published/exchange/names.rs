@@ -2,7 +2,7 @@
 
 use super::Exchanged;
 use crate::cluster::Cluster;
-use crate::collective::exchange::{deepep_v2, library};
+use crate::collective::exchange::library;
 use crate::plan::route::{ExchangeAlgo, Route};
 use crate::published::words::squeezed;
 use crate::spec::ExchangeSpec;
@@ -19,10 +19,6 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
     let words = squeezed(&row.library);
     let has = |word: &str| words.contains(word);
     let sms = |default: u16| row.sms.unwrap_or(default);
-    let v2 = || match row.sms {
-        Some(sms) => Ok(sms),
-        None => deepep_v2::theoretical_sms(route, cluster.gpu.architecture).map_err(|e| e.to_string()),
-    };
     let normal = ExchangeAlgo::DeepepNormal { sms: sms(V1_SMS) };
     let low_latency = ExchangeAlgo::DeepepLowLatency { hook: false, slots: route.most_tokens().max(1) as u32 };
     // Where a table names several networks, DeepEP's columns are of the one it was made for.
@@ -32,7 +28,7 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
     let uccl_efa = has("uccl") && (efa || squeezed(&row.gpu).contains("efa"));
     let slow = has("lowlatency") || has("epll") || row.library.split_whitespace().any(|word| word == "LL");
     // Straight to every rank that has a slot of a token's, once.
-    let direct = ExchangeAlgo::DeepepV2Direct { sms: sms(cluster.gpu.sms.value as u16) };
+    let direct = ExchangeAlgo::DeepepV2Direct { sms: Some(sms(cluster.gpu.sms.value as u16)) };
     Ok(match () {
         _ if has("ncclep") || (has("zerocopy") && !has("deepep")) || has("liteep") => {
             return Err(format!("{}: a library that is not modelled", row.library));
@@ -60,8 +56,8 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         // Without IBGDA a thread of the CPU posts every message.
         _ if slow && efa => (low_latency, Some(library("deepep-v1-ll-efa"))),
         _ if slow || has("nvshmem") => (low_latency, None),
-        _ if has("deepepv2") && efa => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, Some(library("deepep-v2-efa"))),
-        _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
+        _ if has("deepepv2") && efa => (ExchangeAlgo::DeepepV2Hybrid { sms: row.sms }, Some(library("deepep-v2-efa"))),
+        _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: row.sms }, None),
         // What SGLang brings is younger than the tables of DeepEP's own README.
         _ if has("deepep") && has("sglang") => (normal, Some(library("deepep-v1-normal-2025-11"))),
         _ if has("deepep") && network.contains("roce") => (normal, Some(library("deepep-v1-normal-roce"))),

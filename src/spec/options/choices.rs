@@ -89,7 +89,10 @@ pub enum Dispatch {
     DeepepNormal,
     /// DeepEP V1's low-latency kernels: a message for each token and expert.
     DeepepLowLatency,
+    /// DeepEP V2's hybrid kernels: a row once to a node, from there once to a rank.
     DeepepV2,
+    /// Its direct ones: a row straight to every rank that it has to reach.
+    DeepepV2Direct,
     /// NVIDIA's Hybrid-EP: rows take DeepEP's way, streamed by TMA.
     HybridEp,
     /// Two all-to-alls, between nodes and within (Tutel).
@@ -97,12 +100,13 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    pub const ALL: [Dispatch; 7] = [
+    pub const ALL: [Dispatch; 8] = [
         Dispatch::Nccl,
         Dispatch::AllGather,
         Dispatch::DeepepNormal,
         Dispatch::DeepepLowLatency,
         Dispatch::DeepepV2,
+        Dispatch::DeepepV2Direct,
         Dispatch::HybridEp,
         Dispatch::Hierarchical,
     ];
@@ -115,6 +119,7 @@ impl Dispatch {
             Dispatch::DeepepNormal => "deepep-v1-normal",
             Dispatch::DeepepLowLatency => "deepep-v1-ll",
             Dispatch::DeepepV2 => "deepep-v2",
+            Dispatch::DeepepV2Direct => "deepep-v2-direct",
             Dispatch::HybridEp => "hybrid-ep",
             Dispatch::Hierarchical => "hierarchical",
         }

@@ -320,6 +320,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.dispatch == Dispatch::DeepepV2,
     },
     Word {
+        name: "dispatch-deepep-v2-direct",
+        about: "experts: DeepEP V2, a row straight to every rank that it has to reach",
+        set: |o| o.dispatch = Dispatch::DeepepV2Direct,
+        is_set: |o| o.dispatch == Dispatch::DeepepV2Direct,
+    },
+    Word {
         name: "dispatch-hybrid-ep",
         about: "experts: a row once to a node, from there once to a rank, streamed by TMA (NVIDIA's Hybrid-EP)",
         set: |o| o.dispatch = Dispatch::HybridEp,

@@ -96,8 +96,6 @@ pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
 
 /// SMs of DeepEP's V1 kernels where nobody says: the default of its buffers (github:deepseek-ai/DeepEP, `Buffer.num_sms`).
 pub const DEEPEP_SMS: u16 = 20;
-/// Those that its V2 settles on between nodes of eight.
-const DEEPEP_V2_SMS: u16 = 12;
 /// Of Hybrid-EP, in the performance recipes of Megatron-Bridge.
 pub const HYBRID_EP_SMS: u16 = 32;
 
@@ -110,7 +108,8 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
         Dispatch::DeepepLowLatency => {
             ExchangeAlgo::DeepepLowLatency { hook: options.deepep_hook, slots: tokens as u32 }
         }
-        Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: DEEPEP_V2_SMS },
+        Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: None },
+        Dispatch::DeepepV2Direct => ExchangeAlgo::DeepepV2Direct { sms: None },
         Dispatch::HybridEp => ExchangeAlgo::HybridEp { sms: HYBRID_EP_SMS },
         Dispatch::Hierarchical => ExchangeAlgo::Hierarchical,
     }
@@ -119,10 +118,11 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
 /// Whose kernels carry the rows: a library's own, or NCCL's.
 fn engine(algo: ExchangeAlgo, engines: Engines) -> Engine {
     match algo {
-        ExchangeAlgo::DeepepNormal { sms }
-        | ExchangeAlgo::DeepepV2Hybrid { sms }
-        | ExchangeAlgo::HybridEp { sms }
-        | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
+        ExchangeAlgo::DeepepNormal { sms } | ExchangeAlgo::HybridEp { sms } => Engine::Sm { ctas: sms },
+        // How many is for whoever knows the machine to say.
+        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => {
+            Engine::Sm { ctas: sms.unwrap_or(0) }
+        }
         _ => engines.collective,
     }
 }

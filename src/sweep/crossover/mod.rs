@@ -206,7 +206,7 @@ impl<'a> Rig<'a> {
     fn new(question: &'a Question) -> Result<Rig<'a>> {
         let cluster = ClusterSpec::find(&question.cluster)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
-        let stack = StackSpec::find(&question.stack)?;
+        let stack = StackSpec::find_for(&question.stack, &gpu)?;
         let roofline = Roofline::new(&gpu, &stack)?;
         roofline.peak(question.dtype)?;
         roofline.peak(Dtype::F32)?;
