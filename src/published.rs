@@ -34,6 +34,7 @@ mod release;
 mod reports;
 mod runs;
 mod savings;
+mod sdpa;
 mod sharding;
 pub mod sizes;
 pub mod software;

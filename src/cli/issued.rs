@@ -25,7 +25,10 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let gpu = &case.cluster.gpu;
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
     let options = &about.par.options;
-    let (half, name) = if case.model.moe.is_some() { (Half::Experts, EAGER_EXPERTS) } else { (Half::Dense, EAGER) };
+    let (half, name) = match case.model.moe {
+        Some(moe) => (Half::Experts(moe.experts / u64::from(about.par.ep.max(1))), EAGER_EXPERTS),
+        None => (Half::Dense, EAGER),
+    };
     let eager = StackSpec::find(name)?;
     let mut launch = eager.host_launch;
     launch.value = Seconds::new(eager_call(half, options.fp8, options.tp_overlap));

@@ -4,7 +4,7 @@
 use super::case::Training;
 use super::era::precedes_flash;
 use super::system::{FSDP_SDPA, NEMO, System};
-use super::words::{squeezed, tokens};
+use super::words::{affirmed, squeezed, tokens};
 
 /// Systems that do, unless told otherwise; NeMo as it is since it has FlashAttention (`grad_sync_dtype`), until then it added up
 /// in fp32 (`fp32_grad_accum`, as remembered, not looked up).
@@ -36,14 +36,15 @@ const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gp
 /// Whether weights, gradients and the optimizer's moments are all of 16 bits, with no copy of the weights in fp32: said of a
 /// run, as fine-tuning on one GPU has it.
 pub fn is_pure_bf16(run: &Training) -> bool {
-    let text = squeezed(&format!("{} {} {}", run.system, run.precision, run.notes));
+    let text = squeezed(&affirmed(&format!("{}; {}; {}", run.system, run.precision, run.notes)));
     let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
-    says.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")))
+    says.iter().any(|word| text.contains(word))
 }
 
 /// Whether gradients of a run take 16 bits; `zero` is its stage of sharding.
 pub fn are_halved(run: &Training, zero: u32) -> bool {
-    let [system, precision, notes] = [&run.system, &run.precision, &run.notes].map(|text| squeezed(text));
+    let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
+    let notes = squeezed(&affirmed(&run.notes));
     let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
     let said = |words: &[&str]| words.iter().any(|word| [&system, &precision, &notes].iter().any(|t| t.contains(word)));
     if said(&["fp32grad", "gradreduceinfp32", "gradsinfp32"]) {

@@ -84,6 +84,21 @@ impl Quantity {
         }
     }
 
+    /// What is to be said of a measured `value` of the same tokens, GPUs and FLOPs that no GPU can have reached, attention being counted
+    /// half; none of most. `peak`: FLOP/s of a GPU at the type of the products.
+    pub fn above_peak(self, value: f64, step: &Step, peak: f64) -> Option<String> {
+        let model = (step.flops_per_token)(Convention { causal: true, recompute: false });
+        let reached = match self {
+            Quantity::Step => step.tokens / value / step.gpus * model,
+            Quantity::TokensPerGpu => value * model,
+            Quantity::Tflops(_) => value * 1e12,
+            Quantity::Utilization(_) => value * step.peak,
+            Quantity::Pair | Quantity::Longest => return None,
+        } / peak;
+        let said = "of the GPU's peak: packed documents, or sizes other than these, are likely and not stated";
+        (reached > 1.0).then(|| format!("measured: {:.0} % {said}", 100.0 * reached))
+    }
+
     /// The predicted step in this unit.
     pub fn of(self, step: &Step) -> f64 {
         let tokens = step.tokens / step.seconds / step.gpus;
@@ -122,6 +137,11 @@ mod tests {
         assert!((Quantity::Utilization(Convention { recompute: true, ..plain }).of(&step) - 0.04).abs() < 1e-15);
         assert!((Quantity::Tflops(plain).share(&step).unwrap() - 0.03).abs() < 1e-15);
         assert_eq!(Quantity::Tflops(plain).halved(), Some(Quantity::Tflops(Convention { causal: true, ..plain })));
+        // 4000 tokens of 3 GFLOP on two GPUs of 0.1 PFLOP/s take 0.06 s at least.
+        let above = |quantity: Quantity, value: f64| quantity.above_peak(value, &step, step.peak).is_some();
+        assert!(above(Quantity::Step, 0.05) && !above(Quantity::Step, 0.07) && !above(Quantity::Pair, 0.05));
+        assert!(above(Quantity::TokensPerGpu, 4e4) && !above(Quantity::TokensPerGpu, 3e4));
+        assert!(above(Quantity::Tflops(plain), 101.0) && above(Quantity::Utilization(plain), 1.01));
         assert_eq!((Quantity::Step.halved(), Quantity::Step.share(&step)), (None, None));
     }
 }

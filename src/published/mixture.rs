@@ -3,9 +3,9 @@
 use super::case::{Experts, Training};
 use super::convention::Convention;
 use super::recipe::{self, BESIDE};
-use super::words::squeezed;
+use super::words::{affirmed, squeezed, told};
 use crate::routing::Routing::RoundRobin;
-use crate::spec::{Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Score};
+use crate::spec::{Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Parallelism, Score};
 use crate::strategy::expert::Routing;
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
@@ -39,6 +39,12 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         }
     }
     Ok(mixed)
+}
+
+/// Whether a run is said to train without the module of multi-token prediction that its model has.
+pub fn is_without_ahead(run: &Training) -> bool {
+    let names = |text: &str| ["multitoken", "mtp"].iter().any(|word| squeezed(text).contains(word));
+    [&run.system, &run.model, &run.notes].iter().any(|text| names(&told(text)) && !names(&affirmed(text)))
 }
 
 fn is_deepseek_v3(run: &Training, stated: &Experts) -> bool {
@@ -91,6 +97,18 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     (1..=run.ep.unwrap_or(usual).min(stage)).rev().find(fits).unwrap_or(1)
 }
 
+/// Experts on each of the ranks that they are spread over; 1 where there are none.
+pub fn local(model: &LlmSpec, ep: u32) -> u64 {
+    model.moe.map_or(1, |moe| (moe.experts / u64::from(ep.max(1))).max(1))
+}
+
+/// What is to be said where a stage has not the ranks that experts are stated to be spread over.
+pub fn parted(run: &Training, model: &LlmSpec, par: &Parallelism) -> Option<String> {
+    let stated = run.ep.filter(|ep| model.moe.is_some() && *ep != par.ep)?;
+    let ranks = par.dp * par.tp * par.ulysses * par.ring;
+    Some(format!("ep: {stated} stated; {} taken, as a stage has {ranks} ranks", par.ep))
+}
+
 /// Of NeMo AutoModel, and all ranks where they are fewer: `ep_size` of GPT-OSS 120B, DeepSeek-V3 and Nemotron 3 Super on H100,
 /// github:NVIDIA-NeMo/Automodel@037e04a examples/benchmark/configs and @e344133; those of one node have 8.
 const AUTOMODEL_EP: u32 = 64;
@@ -99,7 +117,7 @@ const AUTOMODEL_EP: u32 = 64;
 /// (`_debug_force_load_balance_routing` of torchtitan/models/moe.py) and the gate of NeMo AutoModel's benchmarks
 /// (`FakeBalancedGate`, docs/performance-summary.md@01926a5) in a row, so that hardly any row leaves its node.
 pub fn routing(run: &Training) -> Routing {
-    let (system, notes) = (squeezed(&run.system), squeezed(&run.notes));
+    let (system, notes) = (squeezed(&run.system), squeezed(&affirmed(&run.notes)));
     let forced = ["forced", "forcebalanced", "forceloadbalance"].iter().any(|word| notes.contains(word));
     if system.contains("automodel") || system.contains("torchtitan") && forced {
         return Routing::Traced { routing: RoundRobin, seed: 1 };
@@ -116,8 +134,8 @@ const DEEPSEEKS: [&str; 3] = ["haillm", "dualpipe", "deepseekv3pretraining"];
 
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
 pub fn dispatch(run: &Training) -> Vec<&'static str> {
-    let (system, notes) = (squeezed(&run.system), squeezed(&run.notes));
-    let mut words = carried(run, &system).to_vec();
+    let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
+    let mut words = carried(run, &squeezed(&run.system)).to_vec();
     let said = ["a2aoverlap", "1f1boverlap", "epoverlapon", "hybridep+overlap"];
     if said.iter().any(|word| notes.contains(word) || system.contains(word)) && !words.contains(&BESIDE) {
         words.push(BESIDE);
@@ -126,7 +144,8 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
         words.push("dualpipe-v");
     }
     // Megatron Core asks for an interleaved pipeline, or none.
-    let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && system.contains("megatron");
+    let is_megatron = squeezed(&run.system).contains("megatron");
+    let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && is_megatron;
     words.retain(|word| *word != BESIDE || !plain);
     words
 }
@@ -161,6 +180,55 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::published::software::Habits;
+    use crate::published::training::predict;
+    use crate::published::verdict::Prediction;
+    use crate::published::{Shipped, sizes};
+
+    /// A sharded run stays so, whatever its model predicts ahead.
+    #[test]
+    fn nothing_is_predicted_ahead_where_a_source_says_so_or_weights_are_sharded() {
+        let run = Training {
+            model: "DeepSeek-V3".into(),
+            gpu: "B200".into(),
+            gpus: Some(64),
+            seq: Some(4096),
+            global_batch: Some(64),
+            tokens_per_s_per_gpu: Some(1000.0),
+            ..Training::default()
+        };
+        let run = |zero: &str, notes: &str| Training { zero: zero.into(), notes: notes.into(), ..run.clone() };
+        let depth = |notes: &str| {
+            let model = sizes::model(&run("", notes), Habits::of("")).unwrap().0;
+            model.mtp.map(|mtp| mtp.depth)
+        };
+        let said = ["", "no multi-token prediction", "no MTP", "MTP not stated", "MTP of one layer"].map(depth);
+        assert_eq!(said, [Some(1), None, None, Some(1), Some(1)]);
+        let found = predict(&run("FSDP", ""), &Shipped::new().unwrap());
+        assert!(found.split.contains("zero 3"), "{found:?}");
+        assert!(found.why.iter().any(|why| why.contains("without the module of multi-token")), "{found:?}");
+    }
+
+    #[test]
+    fn experts_that_a_stage_has_no_ranks_for_and_plans_that_do_not_fit_are_told() {
+        let run = Training {
+            model: "DeepSeek-V3".into(),
+            system: "Megatron-LM".into(),
+            gpu: "A100-SXM-80GB".into(),
+            gpus: Some(16),
+            tp: Some(1),
+            ep: Some(16),
+            tokens_per_s_per_gpu: Some(100.0),
+            ..Training::default()
+        };
+        let shipped = Shipped::new().unwrap();
+        let found = predict(&run, &shipped);
+        assert!(found.memory.is_some() && !found.split.contains("x pp 1 "), "{found:?}");
+        assert!(found.why.iter().any(|why| why.contains("come nearest")), "{found:?}");
+        let told = |found: &Prediction| found.why.iter().any(|why| why.starts_with("ep: 16 stated; 8 taken"));
+        let two = predict(&Training { pp: Some(2), ..run.clone() }, &shipped);
+        assert!(told(&two) && !told(&predict(&Training { pp: Some(1), ..run }, &shipped)), "{two:?}");
+    }
 
     #[test]
     fn experts_over_a_node_or_as_a_recipe_has_them() {

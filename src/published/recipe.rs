@@ -7,7 +7,7 @@ use super::case::Training;
 use super::era::{MIDDLE, released};
 use super::release::Release;
 use super::system::{NEMO, System};
-use super::words::{is_narrow, squeezed};
+use super::words::{affirmed, is_narrow, squeezed, told};
 use crate::spec::stack::{CLAMPED_EXPERTS, CLAMPED_EXPERTS_AGAIN};
 use crate::spec::{Origin, Sourced, StackSpec};
 use crate::units::Seconds;
@@ -125,7 +125,7 @@ fn is_core_h100(run: &Training) -> bool {
     is_core(&squeezed(&run.system)) && squeezed(&run.gpu).starts_with(CORE_H100.gpu)
 }
 
-/// CPU time of an op of a plan in eager Megatron. In FP8 with experts: what one sequence at a time of Qwen3-30B takes on
+/// CPU time of an op of a plan in eager Megatron. In FP8 with sixteen experts on a rank: what one sequence at a time of Qwen3-30B takes on
 /// B200, 28.19 s for 64 microbatches of 48 layers and 42 ops (Megatron-Bridge 25.11), where no GPU limits it; in bf16 without
 /// experts: see [`CHUNKED_DENSE`].
 const EAGER_FP8: f64 = 217e-6;
@@ -134,6 +134,15 @@ pub const EAGER_BF16: f64 = 100e-6;
 /// In bf16 with experts: a linear layer in FP8 takes more than twice the CPU time of one in bf16 (github issue
 /// NVIDIA/TransformerEngine#761), and 12 of the 42 ops are products of such layers. Nothing was fitted on runs in bf16.
 const EAGER_BF16_EXPERTS: f64 = EAGER_FP8 / 1.3;
+
+/// What FP8 takes the CPU longer of a layer and microbatch: its four linear modules as much as those of a dense layer of 29 ops, and each
+/// further expert of a rank, as Transformer Engine quantizes and multiplies the rows of one after the other (`split_quantize` and the
+/// products of GroupedLinear): 43 us, of four quantized tensors and six products, is what that run of sixteen leaves for it. Qwen3-30B on
+/// GB300, of which nothing was fitted, took 1.52 to 1.59 times as long in FP8 as in bf16 with 32 experts on a rank (lot 15); by this 1.4.
+const MODULES_IN_FP8: f64 = 29.0 * EAGER_BF16 * (NARROW_DENSE - 1.0);
+const EXPERT_IN_FP8: f64 = (OPS_OF_EXPERTS * (EAGER_FP8 - EAGER_BF16_EXPERTS) - MODULES_IN_FP8) / 15.0;
+/// Ops of such a layer.
+const OPS_OF_EXPERTS: f64 = 42.0;
 
 /// What it takes longer where rows of several experts are put in order by PyTorch's operators, one by one
 /// (`moe_permute_fusion` and `moe_router_fusion` off, as they are by default): fitted on 14 runs in bf16 that no GPU
@@ -166,32 +175,39 @@ const NARROW_DENSE: f64 = 1.5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
     Dense,
-    /// Experts whose rows kernels put in order, or single calls of Transformer Engine.
-    Experts,
-    /// Experts whose rows PyTorch's operators put in order.
-    Unfused,
+    /// So many experts on a rank, whose rows kernels put in order, or single calls of Transformer Engine.
+    Experts(u64),
+    /// So many whose rows PyTorch's operators put in order.
+    Unfused(u64),
 }
 
 /// CPU time of an op of a plan in eager Megatron, s: in FP8 or bf16, with chunks beside products or without.
 pub fn eager_call(half: Half, narrow: bool, chunked: bool) -> f64 {
+    let longer = |local: u64| (MODULES_IN_FP8 + EXPERT_IN_FP8 * local.saturating_sub(1) as f64) / OPS_OF_EXPERTS;
+    let in_fp8 = |local: u64| EAGER_BF16_EXPERTS + longer(local);
     let ([in_fp8, in_bf16], in_chunks) = match half {
         Half::Dense => ([EAGER_BF16 * NARROW_DENSE, EAGER_BF16], CHUNKED_DENSE),
-        Half::Experts => ([EAGER_FP8, EAGER_BF16_EXPERTS], CHUNKED),
-        Half::Unfused => ([EAGER_FP8, EAGER_BF16_EXPERTS].map(|call| call + UNFUSED_ORDER), CHUNKED),
+        Half::Experts(local) => ([in_fp8(local), EAGER_BF16_EXPERTS], CHUNKED),
+        Half::Unfused(local) => ([in_fp8(local), EAGER_BF16_EXPERTS].map(|call| call + UNFUSED_ORDER), CHUNKED),
     };
     (if narrow { in_fp8 } else { in_bf16 }) * if chunked { in_chunks } else { 1.0 }
 }
 
-/// Whether a run takes the CPU longer by [`UNFUSED_ORDER`]: recipes of performance ask for fused operators, and Hybrid-EP's
-/// kernels put rows in order themselves. Megatron-LM as it is does neither; recipes of the library Megatron-Bridge fuse the
-/// order alone, as do runs that carry rows in another way than the recipe of their release.
+/// Whether a run takes the CPU longer by [`UNFUSED_ORDER`]: recipes of performance ask for fused operators (`moe_router_fusion` True,
+/// github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs/deepseek and qwen, of whatever dispatcher), and Hybrid-EP's kernels put
+/// rows in order themselves. Megatron-LM as it is does neither; recipes of the library Megatron-Bridge fuse the order alone, as do runs that
+/// are set up by hand: they carry rows in another way than the recipe of their release, and cut tensors as no recipe does.
 fn orders_unfused(run: &Training) -> bool {
     let system = System::of(&run.system);
     let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);
     let plain = system.text.starts_with("megatronlm") && !is_core(&system.text);
     let by_kernels = system.says(&["hybridep", "automodel"]);
-    many && !by_kernels && (plain || carries_otherwise(run) || system.is_library())
+    let by_recipe = system.is_bridge() && !system.is_library() && run.tp.unwrap_or(1) <= MOST_TENSORS;
+    many && !by_kernels && (plain || carries_otherwise(run) && !by_recipe || system.is_library())
 }
+
+/// Ranks that recipes of Qwen3, DeepSeek-V3 and GPT-OSS cut tensors over at most, see [`LAYOUTS`].
+const MOST_TENSORS: u32 = 2;
 
 /// Whether a run names who carries its rows, and recipes of its system's release have another: it is set up by hand.
 fn carries_otherwise(run: &Training) -> bool {
@@ -228,12 +244,16 @@ fn is_dispatched(run: &Training) -> bool {
     run.tp.is_some_and(|tp| tp > 1) && system.contains("torchtitan") && !compiled
 }
 
-/// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products.
-pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
+/// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products; `local`: experts on a rank.
+pub fn stack(run: &Training, stack: &StackSpec, chunked: bool, local: u64) -> StackSpec {
     let mut stack = stack.clone();
     // With a capacity MaxText multiplies by masks of who goes where, and gathers no rows (`capacity_factor`).
-    if stack.name == "tpu" && squeezed(&run.notes).contains("tokensdropped") {
+    if stack.name == "tpu" && squeezed(&affirmed(&run.notes)).contains("tokensdropped") {
         stack.unfused = None;
+    }
+    // All experts of a rank are one kernel of PyTorch's (`_grouped_mm`, github:pytorch/torchtitan torchtitan/models/moe).
+    if squeezed(&run.system).contains("torchtitan") {
+        stack.group_start = None;
     }
     if is_dispatched(run) {
         let source = "operators on DTensors, one by one".into();
@@ -251,7 +271,7 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let issue = issued(run).unwrap_or(if by_hand { Issue::Eager } else { recipe.issue });
     match issue {
         Issue::Eager => {
-            let half = if orders_unfused(run) { Half::Unfused } else { Half::Experts };
+            let half = if orders_unfused(run) { Half::Unfused(local) } else { Half::Experts(local) };
             let value = Seconds::new(eager_call(half, is_narrow(&run.precision), chunked));
             let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
             stack = stack.issuing(Sourced { value, source, provenance: Origin::Derived });
@@ -273,16 +293,19 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
 
 /// How a source says that the CPU issues layers; none: it does not say.
 fn issued(run: &Training) -> Option<Issue> {
-    let text = squeezed(&format!("{}; {}", run.system, run.notes));
-    let said: [(Issue, &[&str]); 3] = [
-        (Eager, &["nocudagraph", "withoutcudagraph"]),
-        (
-            Whole,
-            &["cudagraphofthefulliteration", "cudagraphsofthefulliteration", "fullcudagraph", "fulliterationcudagraph"],
-        ),
-        (Graphs, &["cudagraphs", "withcudagraph"]),
-    ];
-    said.into_iter().find(|(_, words)| words.iter().any(|word| text.contains(word))).map(|(issue, _)| issue)
+    let text = format!("{}; {}", run.system, run.notes);
+    let [told, affirmed] = [told(&text), affirmed(&text)].map(|text| squeezed(&text));
+    let has = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
+    let whole =
+        &["cudagraphofthefulliteration", "cudagraphsofthefulliteration", "fullcudagraph", "fulliterationcudagraph"];
+    let graphs = &["cudagraphs", "withcudagraph"];
+    match () {
+        () if has(&told, &["nocudagraph", "withoutcudagraph"]) => Some(Eager),
+        () if has(&affirmed, whole) => Some(Whole),
+        () if has(&affirmed, graphs) => Some(Graphs),
+        // "CUDA graphs off".
+        () => has(&told, graphs).then_some(Eager),
+    }
 }
 
 /// Whether chunks of rows travel beside products where tensors are cut: recipes ask for it (`comm_overlap`), but for those of
@@ -388,7 +411,7 @@ mod tests {
 
     #[test]
     fn the_shipped_stacks_without_graphs_are_those_of_the_recipes() {
-        for (name, half) in [("megatron-eager", Half::Dense), ("megatron-eager-experts", Half::Experts)] {
+        for (name, half) in [("megatron-eager", Half::Dense), ("megatron-eager-experts", Half::Experts(16))] {
             let shipped = StackSpec::find(name).unwrap().host_launch.value.value();
             assert!((shipped / eager_call(half, false, false) - 1.0).abs() < 1e-3, "{name}: {shipped}");
         }
@@ -396,19 +419,23 @@ mod tests {
 
     #[test]
     fn rows_are_put_in_order_by_kernels_where_somebody_asks_for_them() {
-        let of = |system: &str, gpu: &str, experts: u64| {
+        let cut = |system: &str, gpu: &str, experts: u64, tp: u32| {
             let run = run(system, "Qwen3-30B-A3B", gpu, "bf16");
-            orders_unfused(&Training { experts: Some(Experts { n: Some(experts), ..Experts::default() }), ..run })
+            let experts = Some(Experts { n: Some(experts), ..Experts::default() });
+            orders_unfused(&Training { experts, tp: Some(tp), ..run })
         };
+        let of = |system: &str, gpu: &str, experts: u64| cut(system, gpu, experts, 1);
         let own = [
             "Megatron-LM of November 2025, all-to-all dispatcher",
             "Megatron-LM",
             "NeMo/Megatron-Bridge of July 2026, DeepEP",
             "Megatron-Bridge@6799f09 (NeMo 26.06)",
             "Megatron-Bridge 0.1.0rc4 (NeMo 25.09)",
-            "NeMo/Megatron-Bridge 26.04, NCCL all-to-all",
             "Megatron-Core MoE, dispatcher all-to-all",
         ];
+        // A recipe of performance fuses whoever carries its rows; what cuts tensors over a node is none.
+        let recipe = "NeMo/Megatron-Bridge 26.04, NCCL all-to-all";
+        assert!(!cut(recipe, "B200", 128, 1) && cut(recipe, "B200", 128, 8));
         assert!(own.iter().all(|system| of(system, "B200", 128)));
         // Rows of a few experts are not cut into many pieces.
         assert!(own.iter().all(|system| !of(system, "B200", 8)));
@@ -424,53 +451,71 @@ mod tests {
         assert!(tuned.iter().all(|system| !of(system, "H100", 128)));
     }
 
+    /// Fitted on a run of 16 experts a rank: with 32 it is more, with four less.
+    #[test]
+    fn what_fp8_takes_the_cpu_grows_with_the_experts_of_a_rank() {
+        let over = |local: u64| {
+            let call = |narrow| eager_call(Half::Experts(local), narrow, false);
+            call(true) / call(false)
+        };
+        assert!((over(16) - 1.3).abs() < 1e-9 && (1.38..1.6).contains(&over(32)) && (1.2..1.25).contains(&over(4)));
+        let added =
+            |local: u64| eager_call(Half::Unfused(local), true, false) - eager_call(Half::Unfused(local), false, false);
+        assert!(added(32) > added(8) && eager_call(Half::Experts(8), false, false) == EAGER_BF16_EXPERTS);
+    }
+
     #[test]
     fn stacks_by_recipe() {
         let given = StackSpec::find("nccl-cudnn").unwrap();
-        let launch = |run: &Training| stack(run, &given, false).host_launch.value.value() * 1e6;
+        let launch = |run: &Training| stack(run, &given, false, 16).host_launch.value.value() * 1e6;
         let bridge = |release: &str| format!("NeMo/Megatron-Bridge {release}");
         let eager = run(&bridge("25.11"), "Qwen3-30B-A3B", "B200", "FP8-MX");
         assert!((launch(&eager) - 217.0).abs() < 1e-9);
         assert!((launch(&run(&bridge("25.11"), "GPT-OSS-120B", "H100-SXM-80GB", "BF16")) - 217.0 / 1.3).abs() < 1e-9);
         let own = Training {
             experts: Some(Experts { n: Some(128), ..Experts::default() }),
+            tp: Some(8),
             ..run(&bridge("26.04, NCCL all-to-all"), "Qwen3-30B-A3B", "H100", "bf16")
         };
         assert!((launch(&own) - (217.0 / 1.3 + 100.0)).abs() < 1e-9);
         let moved = |release: &str, gpu: &str| {
-            stack(&run(&bridge(release), "GPT-OSS-120B", gpu, "BF16"), &given, false).unfused
+            stack(&run(&bridge(release), "GPT-OSS-120B", gpu, "BF16"), &given, false, 16).unfused
         };
         assert_eq!(moved("25.11", "GB300").map(|m| m.value["expert_swiglu_bwd"]), Some(14.8));
         assert_eq!(moved("25.11", "H100-SXM-80GB").map(|m| m.value["expert_swiglu_bwd"]), Some(18.6));
         assert_eq!(moved("26.06", "GB300"), None);
-        let chunked = stack(&eager, &given, true).host_launch.value.value() * 1e6;
+        let chunked = stack(&eager, &given, true, 16).host_launch.value.value() * 1e6;
         assert!((chunked - 217.0 * 47.0 / 72.0).abs() < 1e-9);
-        let graphs = stack(&run(&bridge("26.02"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
+        let graphs = stack(&run(&bridge("26.02"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false, 16);
         assert_eq!(graphs, given);
         // A source that says how layers are issued is believed.
         let said = |notes: &str| {
             let newest = run(&bridge("26.06"), "Qwen3-235B-A22B", "GB200", "MXFP8");
-            stack(&Training { notes: notes.into(), ..newest }, &given, false)
+            stack(&Training { notes: notes.into(), ..newest }, &given, false, 16)
         };
         assert_eq!([said(""), said("CUDA graph of the full iteration")].map(|s| s.group_start), [None, None]);
         assert_eq!(said("CUDA graphs of attention and router"), given);
+        assert_eq!(said("CUDA graphs not stated"), said(""));
+        assert_eq!(said("CUDA graphs off"), said("no CUDA graphs"));
         let by_hand = run(&bridge("26.04, NCCL all-to-all"), "DeepSeek-V3", "B300", "bf16");
         assert!(launch(&by_hand) > launch(&run(&bridge("26.04"), "DeepSeek-V3", "B300", "bf16")));
         let eager = said("no CUDA graphs");
         assert!((eager.host_launch.value.value() * 1e6 - 217.0).abs() < 1e-9 && eager.group_start.is_some());
-        let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
+        let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false, 16);
         assert_eq!((whole.host_launch, whole.group_start), (given.host_launch.clone(), None));
         let auto = run("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)", "Qwen3-30B-A3B", "H100-SXM-80GB", "BF16");
-        assert_eq!(stack(&auto, &given, false).group_start, None);
-        assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false), given);
+        assert_eq!(stack(&auto, &given, false, 16).group_start, None);
+        assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false, 16), given);
         let dense = |gpu: &str, precision: &str| Training {
             experts: None,
             ..run(&bridge("25.11"), "Llama3-8B", gpu, precision)
         };
-        assert_eq!(stack(&dense("GB200", "FP8"), &given, false), given);
+        assert_eq!(stack(&dense("GB200", "FP8"), &given, false, 16), given);
         assert!((launch(&dense("H100", "FP8")) / launch(&dense("H100", "BF16")) - NARROW_DENSE).abs() < 1e-9);
+        let titan = run("torchtitan (FSDP2 + EP)", "Qwen3-30B-A3B", "B200", "BF16");
+        assert_eq!(stack(&titan, &given, false, 16).group_start, None);
         let older = StackSpec::find("nccl-fa1").unwrap();
-        assert_eq!(stack(&dense("A100", "BF16"), &older, false), older);
+        assert_eq!(stack(&dense("A100", "BF16"), &older, false, 16), older);
     }
 
     /// Neither a commit nor the version of a library tells of a release.

@@ -2,7 +2,7 @@
 //! memory. Words of options.
 
 use super::case::Training;
-use super::words::squeezed;
+use super::words::{affirmed, number_before, number_behind, squeezed, told};
 use crate::spec::LlmSpec;
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
@@ -27,8 +27,8 @@ const ALL: &str = "allofalst";
 
 /// What Arctic Long Sequence Training goes through piece by piece (arXiv:2506.13996), where it is said of a run.
 pub fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
-    let text = squeezed(&format!("{} {}", run.system, run.notes));
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")));
+    let text = squeezed(&affirmed(&format!("{}; {}", run.system, run.notes)));
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
     let cut = says(&["chunkedloss", "chunkedcrossentropy", "chunkedce"]);
     let behind_attention = model.moe.is_none() && model.pattern.is_empty() && !model.parallel_block;
     let all = [
@@ -49,7 +49,7 @@ fn fuses_head(run: &Training) -> bool {
 /// Whether what a layer keeps is stated to be in the host's memory.
 pub fn activations_are_away(run: &Training) -> bool {
     let remarked = ["checkpointsofactivationsoffloaded", "activationcheckpointsoffloaded", ALL];
-    remarked.iter().any(|word| squeezed(&run.notes).contains(word))
+    remarked.iter().any(|word| squeezed(&affirmed(&run.notes)).contains(word))
         || squeezed(&run.system).contains("ckptoffload")
         || squeezed(&run.recompute).contains("offload")
 }
@@ -61,10 +61,23 @@ pub fn optimizer_is_away(run: &Training) -> bool {
     // ZeRO's offload is that of the optimizer first of all (arXiv:2101.06840), of activations only where it says so.
     let zeros = ["zerooffload", "zero3offload", "zero2offload", "zero3+offload", "zero2+offload", "zero1+offload"];
     let remarked = ["optimizeroffload", "offloadedoptimizer", "cpuoffload", "adamonthecpu"];
-    if remarked.iter().any(|word| squeezed(&run.notes).contains(word)) {
+    if remarked.iter().any(|word| squeezed(&affirmed(&run.notes)).contains(word)) {
         return true;
     }
     said.iter().any(is) || said.iter().any(|text| zeros.iter().any(|word| text.contains(word)))
+}
+
+/// The part of the optimizer that is stated to be away, where that is not all of it: "75% of the optimizer offloaded", Megatron Core's
+/// `optimizer_offload_fraction`.
+pub fn part_away(run: &Training) -> Option<f64> {
+    let texts = [&run.zero, &run.system, &run.notes].map(|text| squeezed(&told(text)));
+    let of = |text: &String| {
+        let at = text.find("%oftheoptimizer");
+        let percent = at.and_then(|at| number_before(text, at)).map(|percent| percent / 100.0);
+        let fraction = || ["offloadfraction=", "offloadfraction"].iter().find_map(|word| number_behind(text, word));
+        percent.filter(|_| text.contains("offload")).or_else(fraction)
+    };
+    texts.iter().find_map(of).filter(|part| (0.0..1.0).contains(part))
 }
 
 /// Whether weights are stated to wait in the host's memory, too (ZeRO-Infinity, arXiv:2104.07857; FSDP's `offload_params`),
@@ -82,12 +95,22 @@ pub fn weights_are_away(run: &Training) -> bool {
         };
         clauses.any(is)
     };
-    [&run.zero, &run.system, &run.notes].iter().any(|words| of(words))
+    [&run.zero, &run.system, &run.notes].iter().any(|words| of(&told(words)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_the_optimizer_away() {
+        let of = |zero: &str, notes: &str| {
+            part_away(&Training { zero: zero.into(), notes: notes.into(), ..Training::default() })
+        };
+        assert_eq!(of("distributed optimizer, 75% of the optimizer offloaded to the CPU", ""), Some(0.75));
+        assert_eq!(of("", "optimizer_offload_fraction=0.4"), Some(0.4));
+        assert_eq!([of("ZeRO-3 + offload", ""), of("", "100 % of the optimizer offloaded")], [None; 2]);
+    }
 
     #[test]
     fn what_is_in_the_host_by_the_names_of_systems() {

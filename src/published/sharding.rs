@@ -63,12 +63,23 @@ fn named(words: &str) -> Option<u32> {
 }
 
 /// Ranks that share out among themselves where not all that hold the same weights do: those that are stated, else those
-/// of a node (FSDP's HYBRID_SHARD).
+/// of a node that do (FSDP's HYBRID_SHARD), one for each cut of the tensors.
 pub fn sharers(run: &Training, node: u32) -> Option<u32> {
     let text = squeezed(if run.zero.is_empty() { &run.system } else { &run.zero });
     let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
     let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz", "zero++"].iter().any(|word| text.contains(word));
-    counted.or(hybrid.then_some(node)).filter(|n| *n > 1)
+    let of_node = node / run.tp.unwrap_or(1).max(1);
+    counted.or(degree(&text)).or(hybrid.then_some(of_node)).filter(|n| *n > 1)
+}
+
+/// The degree of sharding: "HSDP, shard 2", `dp_shard=8`, torchtitan's `data_parallel_shard_degree`.
+fn degree(text: &str) -> Option<u32> {
+    text.match_indices("shard").filter(|(at, _)| !text[..*at].ends_with("re")).find_map(|(at, word)| {
+        let tail = &text[at + word.len()..];
+        let tail = ["degree", "size"].iter().find_map(|name| tail.strip_prefix(name)).unwrap_or(tail);
+        let digits = tail.trim_start_matches(['=', ':']);
+        digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
+    })
 }
 
 /// Systems that shard weights over replicas before they cut tensors or stages, as far as they go at all.
@@ -185,9 +196,16 @@ mod tests {
             ("HSDP", Some(16)),
             ("FSDP (HYBRID_SHARD)", Some(16)),
             ("ZeRO-3 (FSDP FULL_SHARD)", None),
+            ("HSDP, shard 2, reshard_after_forward=never", Some(2)),
+            ("HSDP (dp_shard = 4, dp_replicate = 8)", Some(4)),
+            ("FSDP, data_parallel_shard_degree: 8", Some(8)),
+            ("FSDP, reshard 2", None),
             ("", None),
         ] {
             assert_eq!(sharers(&run("", words), 16), ranks, "{words}");
         }
+        // Of 16 ranks of a node four hold the same cut of the tensors.
+        let cut = |tp| sharers(&Training { tp: Some(tp), ..run("", "HSDP") }, 16);
+        assert_eq!([cut(4), cut(16), cut(32)], [Some(4), None, None]);
     }
 }

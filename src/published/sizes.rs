@@ -2,7 +2,7 @@
 
 use super::case::{Experts, Training};
 use super::known::{bare, length};
-use super::mixture::{is_dualpipe, mixed};
+use super::mixture::{is_dualpipe, is_without_ahead, mixed};
 use super::recipe;
 use super::software::Habits;
 use super::split::USUAL;
@@ -51,7 +51,8 @@ pub fn model(run: &Training, habits: Habits) -> Result<Said, String> {
     // A shipped mixture brings its experts along.
     let whole = if model.moe.is_some() { model } else { mixed(model, run)? };
     let qk_norm = whole.qk_norm || (whole.mla.is_none() && norms_heads(&run.model));
-    Ok((LlmSpec { qk_norm, ..whole }, said))
+    let mtp = whole.mtp.clone().filter(|_| !is_without_ahead(run));
+    Ok((LlmSpec { qk_norm, mtp, ..whole }, said))
 }
 
 /// Models whose attention norms queries and keys, by the start of their names: huggingface/transformers, `q_norm` in

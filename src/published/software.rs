@@ -3,6 +3,7 @@
 
 use super::case::Training;
 use super::era::{is_later_gpu, is_later_model, precedes_flash};
+use super::sdpa;
 use super::system::{FSDP_SDPA, NEMO, System};
 use super::words::{squeezed, tokens};
 use crate::error::Result;
@@ -358,7 +359,10 @@ impl Habits {
     pub fn of_run(run: &Training) -> Habits {
         let system = System::of(&run.system);
         let found = Habits::by_name(&system, &run.system, is_later_gpu(&run.gpu));
-        let found = found.at_its_time(run, named(&system)).settled();
+        let kernels = named(&system);
+        let found = found.at_its_time(run, kernels);
+        let sdpa = kernels.is_none().then(|| sdpa::of(&system, &run.gpu)).flatten();
+        let found = Habits { kernels: sdpa.unwrap_or(found.kernels), ..found }.settled();
         let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
         let plain = system.has("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
         if !(a100 && plain) || run.gated_ffn == Some(true) {

@@ -22,7 +22,7 @@ use super::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
 use super::sharding;
 use super::software::Habits;
 use super::system::{NEMO, System};
-use super::words::{is_narrow, squeezed};
+use super::words::{affirmed, is_narrow, squeezed};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -130,7 +130,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
 /// Whether ranks that share a sequence gather all keys and values before attention, in place of a ring: Llama 3's stack does
 /// (arXiv:2407.21783, section 3.3.2), as does whoever says so.
 fn gathers_kv(run: &Training) -> bool {
-    let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(text));
+    let (system, notes) = (squeezed(&run.system), squeezed(&affirmed(&run.notes)));
     let said =
         ["allgathercp", "allgatherbasedcp", "allgatherk", "allgatherofk", "kvallgather", "parallelism:allgather"];
     system.contains("llama3stack") || said.iter().any(|word| system.contains(word) || notes.contains(word))

@@ -57,12 +57,6 @@ const LINES: &[Line] = &[
         change: |m, _| m.moe.iter_mut().for_each(|moe| moe.dense_layers = 0),
     },
     Line { refusal: "localized filtering", said: "no localized filtering", change: |m, _| m.lfa = false },
-    // Whatever else is cut is gathered beside compute.
-    Line {
-        refusal: "not together with zero above 1",
-        said: "ZeRO 1 for what is sharded further",
-        change: |_, s| s.par.zero = 1,
-    },
     Line {
         refusal: "zero: ",
         said: "one stage of ZeRO less",

@@ -18,6 +18,7 @@ use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
 use super::wider::wider;
+use super::words::is_narrow;
 use super::{Shipped, era, mixture, sharding, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
@@ -122,6 +123,11 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
         flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
     };
     found.predicted = Some(measured.quantity.of(&step)).filter(|v| v.is_finite());
+    let products = if is_narrow(&run.precision) { "fp8" } else { setup.dtype.name() };
+    let peak = peak.get(products).map_or(f64::NAN, |peak| peak.value.value());
+    // Of frozen weights a third of the FLOPs is not there.
+    let above = measured.quantity.above_peak(measured.value, &step, peak).filter(|_| setup.tuning.is_none());
+    found.why.extend(above);
     // Nobody prints more than the peak: whoever does not say how attention is counted has counted half of it.
     let unsaid = run.flops_convention.is_empty() && fitted.seq >= 1 << 15;
     if let (true, Some(halved)) = (unsaid, measured.quantity.halved())
@@ -174,6 +180,7 @@ fn fitting(
     if first.is_ok() && found.memory.is_none() {
         return first.map(|made| (setup, made));
     }
+    let why = first.as_ref().err().cloned();
     for zero in sharding::to_try(stated) {
         let run = Training { zero: (*zero).into(), ..stated.clone() };
         if let Some(fits) = attempt(&run, stated, shipped, found) {
@@ -184,7 +191,8 @@ fn fitting(
     // ZeRO 3 goes on being tried where more ranks share the sequence.
     let zeros: Vec<&str> = std::iter::once("").chain(sharding::to_try(stated).iter().copied()).collect();
     let (node, mut run) = (setup.machine.cluster.spec.gpus_per_node, stated.clone());
-    let mut last = None;
+    // A plan that needs the least over what there is, where none fits.
+    let mut nearest = first.ok().map(|made| (made.needs / setup.room(), setup, made, found.clone()));
     while let Some(next) = wider(&run, stated, node) {
         run = next;
         for zero in &zeros {
@@ -195,7 +203,7 @@ fn fitting(
             let par = &setup.split.par;
             let [tp, pp, ulysses, ring] = [par.tp, par.pp, par.ulysses, par.ring];
             let fits = tried.memory.is_none();
-            let said = if fits { "which fit" } else { "none being known that fit" };
+            let said = if fits { "which fit" } else { "none that fit being known, which come nearest to it" };
             let taken =
                 format!("degrees: not all stated; tp {tp}, pp {pp}, ulysses {ulysses}, ring {ring} taken, {said}");
             tried.why.push(taken);
@@ -203,18 +211,16 @@ fn fitting(
                 note(found, tried);
                 return Ok((setup, made));
             }
-            last = Some((setup, made, tried));
+            let over = made.needs / setup.room();
+            if nearest.as_ref().is_none_or(|(least, ..)| over < *least) {
+                nearest = Some((over, setup, made, tried));
+            }
         }
     }
-    match (first, last) {
-        (Ok(made), _) => Ok((setup, made)),
-        // What can be built says more than why what was stated cannot.
-        (Err(_), Some((setup, made, tried))) => {
-            note(found, tried);
-            Ok((setup, made))
-        }
-        (Err(why), None) => Err(why),
-    }
+    // What can be built says more than why what was stated cannot.
+    let (_, setup, made, tried) = nearest.ok_or_else(|| why.unwrap_or_default())?;
+    note(found, tried);
+    Ok((setup, made))
 }
 
 /// What was chosen in place of what was noted before.
@@ -292,13 +298,19 @@ impl Setup {
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+        found.why.extend(mixture::parted(run, &model, &split.par));
+        if split.par.zero > 1 && model.mtp.take().is_some() {
+            found
+                .why
+                .push("taken without the module of multi-token prediction, which no plan of ZeRO 2 or 3 has".into());
+        }
         let tp = u64::from(split.par.tp);
         // To where products of the output matrix are as fast as others; ranks that share it have as many rows each.
         if software::fills_vocabulary(&run.system) || model.vocab % tp > 0 {
             model.vocab = model.vocab.next_multiple_of(128 * tp);
         }
         let stack = era::older_library(run, machine.cluster.gpu.architecture, stack);
-        let stack = recipe::stack(run, &stack, split.par.options.tp_overlap);
+        let stack = recipe::stack(run, &stack, split.par.options.tp_overlap, mixture::local(&model, split.par.ep));
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
         let stack = by_row(run, &mut machine.cluster.gpu, stack, found);
         let without = |word: &&str| format!("taken without {word}, which this version has not");
@@ -312,6 +324,9 @@ impl Setup {
         found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
         let routing = mixture::routing(run);
         found.why.extend(unread(run));
+        found.why.extend(savings::part_away(run).map(|part| {
+            format!("optimizer: {:.0} % of it on the host is stated; plans have all of it there", 100.0 * part)
+        }));
         found.why.extend(savings::weights_are_away(run).then(|| {
             "parameters on the host: not modelled; weights are taken to be on the GPUs, whatever else is away"
                 .to_string()

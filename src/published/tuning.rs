@@ -2,7 +2,7 @@
 //! kin, and QLoRA (arXiv:2305.14314), which keeps them in four bits.
 
 use super::case::Training;
-use super::words::{squeezed, tokens};
+use super::words::{affirmed, squeezed, tokens};
 use crate::plan::{Plan, TensorKind};
 use crate::spec::{GpuSpec, Recompute};
 use crate::units::Seconds;
@@ -25,15 +25,12 @@ pub enum Tuning {
 
 impl Tuning {
     pub fn of(run: &Training) -> Option<Tuning> {
-        let said = format!("{} {} {} {}", run.system, run.model, run.precision, run.notes);
+        let said = affirmed(&format!("{}; {}; {}; {}", run.system, run.model, run.precision, run.notes));
         let words = tokens(&said);
         let is = |names: &[&str]| words.iter().any(|word| names.contains(&word.as_str()));
         let packed = is(&["qlora", "qdora"]) || squeezed(&said).contains("qlora");
-        let none = ["nolora", "withoutlora", "notlora"].iter().any(|word| squeezed(&said).contains(word));
-        match packed || is(&["lora", "dora", "rslora", "lora+"]) {
-            true if !none => Some(if packed { Tuning::Packed } else { Tuning::Adapters }),
-            _ => None,
-        }
+        let adapts = packed || is(&["lora", "dora", "rslora", "lora+"]);
+        adapts.then_some(if packed { Tuning::Packed } else { Tuning::Adapters })
     }
 
     pub fn said(self) -> &'static str {

@@ -7,7 +7,9 @@ use super::words::{squeezed, tokens};
 
 /// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
 /// the sequence where its system is known for that, then tensors within a node, then stages. Of a system that is said to
-/// split the sequence along with tensors ("TP-sp", the baseline of DeepSpeed-Ulysses), tensors alone, over nodes too.
+/// split the sequence along with tensors ("TP-sp", the baseline of DeepSpeed-Ulysses), tensors alone, over nodes too. Of experts,
+/// stages before tensors: small products get no smaller, and rows of experts keep their nodes (arXiv:2603.07685, section 9, as Megatron
+/// Core's guide of mixtures has it; all recipes of mixtures in `recipe` cut tensors over two ranks at most).
 pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let mut next = run.clone();
     let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
@@ -23,18 +25,20 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let by_ring = has_ring(&run.system) || says(RINGS) || says(HYBRIDS);
     let by_ring = by_ring || long && says(&["fsdp", "pytorch", "torchtitan", "jax", "maxtext", "levanter"]);
     let tensors = more_tensors(run);
-    let stages = more_stages(run);
-    let with_tensors = tokens(&run.system).windows(2).any(|at| at == ["tp", "sp"]);
+    let stages = more_stages(run, node).filter(|_| stated.pp.is_none());
+    let first = stages.filter(|_| run.experts.is_some() && !with_tensors(&run.system));
     let shared = |heads: Option<u64>| whole(tensors, heads) || heads.is_some_and(|heads| tensors.is_multiple_of(heads));
     let by_tensors = whole(tensors, run.heads) && shared(run.kv_heads);
-    let by_tensors = by_tensors && (with_tensors || tensors <= u64::from(node));
+    let by_tensors = by_tensors && (with_tensors(&run.system) || tensors <= u64::from(node));
     if sequence && by_ulysses {
         next.ulysses = Some(2 * run.ulysses.unwrap_or(1));
     } else if sequence && by_ring {
         next.ring = Some(2 * run.ring.unwrap_or(1));
+    } else if let Some(stages) = first {
+        next.pp = Some(stages);
     } else if stated.tp.is_none() && by_tensors {
         next.tp = Some(tensors as u32);
-    } else if let Some(stages) = stages.filter(|_| stated.pp.is_none()) {
+    } else if let Some(stages) = stages {
         next.pp = Some(stages);
     }
     let replica = [next.tp, next.pp, next.ulysses, next.ring].iter().map(|d| degree(*d)).product::<u64>();
@@ -59,6 +63,11 @@ pub fn shares_sequences(system: &str) -> bool {
     named || has_ring(system)
 }
 
+/// Whether the sequence is split along with tensors.
+fn with_tensors(system: &str) -> bool {
+    tokens(system).windows(2).any(|at| at == ["tp", "sp"])
+}
+
 fn has_ring(system: &str) -> bool {
     tokens(system).iter().any(|word| word == "ring")
 }
@@ -77,13 +86,20 @@ fn more_tensors(run: &Training) -> u64 {
 }
 
 /// Twice as many stages or, where that many do not make the GPUs of the run, the least number above that does: of 252, 6
-/// and not 8.
-fn more_stages(run: &Training) -> Option<u32> {
-    let (twice, others) = (2 * degree(run.pp), degree(run.tp) * degree(run.ulysses) * degree(run.ring));
+/// and not 8. Where experts are spread over the ranks of a stage, the least number of stages above that leaves each as many
+/// ranks as they are spread over, or a multiple, if there is one.
+fn more_stages(run: &Training, node: u32) -> Option<u32> {
+    let (now, others) = (degree(run.pp), degree(run.tp) * degree(run.ulysses) * degree(run.ring));
     let most = run.layers.unwrap_or(u64::MAX);
-    let made = match run.gpus {
-        Some(gpus) => (twice..=most.min(u64::from(gpus) / others)).find(|n| u64::from(gpus).is_multiple_of(others * n)),
-        None => Some(twice).filter(|n| *n <= most),
+    let made = match run.gpus.map(u64::from) {
+        Some(gpus) => {
+            let even = |n: &u64| gpus.is_multiple_of(others * n);
+            let most = most.min(gpus / others);
+            let ranks = u64::from(run.ep.unwrap_or(node)).max(1);
+            let keeps = |n: &u64| run.experts.is_some() && (gpus / n).is_multiple_of(ranks);
+            (now + 1..=most).filter(even).find(keeps).or_else(|| (2 * now..=most).find(even))
+        }
+        None => Some(2 * now).filter(|n| *n <= most),
     };
     u32::try_from(made?).ok()
 }
@@ -91,6 +107,7 @@ fn more_stages(run: &Training) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::published::case::Experts;
 
     #[test]
     fn what_is_cut_where_it_does_not_fit_follows_the_system() {
@@ -138,9 +155,24 @@ mod tests {
     #[test]
     fn stages_make_the_gpus_of_a_run() {
         let run = Training { gpus: Some(2016), tp: Some(8), layers: Some(54), ..Training::default() };
-        let more = |pp| more_stages(&Training { pp: Some(pp), ..run.clone() });
+        let more = |pp| more_stages(&Training { pp: Some(pp), ..run.clone() }, 8);
         assert_eq!([1, 2, 4, 6, 36, 42].map(more), [Some(2), Some(4), Some(9), Some(12), None, None]);
         let open = Training { gpus: None, pp: Some(4), ..run };
-        assert_eq!(more_stages(&open), Some(8));
+        assert_eq!(more_stages(&open, 8), Some(8));
+    }
+
+    /// Of 2016 GPUs, 8 and 16 stages leave no multiple of 8 ranks each; 14 and 18 do.
+    #[test]
+    fn stages_before_tensors_and_none_that_part_experts() {
+        let experts = Some(Experts::default());
+        let run = Training { gpus: Some(2016), layers: Some(54), experts, ..Training::default() };
+        let steps = std::iter::successors(Some(run.clone()), |at| wider(at, &run, 8));
+        let found: Vec<_> = steps.skip(1).take(8).map(|at| (at.tp, at.pp.unwrap())).collect();
+        assert_eq!(found, [2, 3, 4, 6, 7, 9, 12, 14].map(|pp| (None, pp)));
+        let wide = Training { ep: Some(32), gpus: Some(256), tp: Some(2), ..run.clone() };
+        let last = std::iter::successors(Some(wide.clone()), |at| wider(at, &wide, 8)).map(|at| at.pp).take(4);
+        assert_eq!(last.collect::<Vec<_>>(), [None, Some(2), Some(4), Some(8)]);
+        let dense = Training { experts: None, ..run };
+        assert_eq!(wider(&dense, &dense, 8).map(|at| (at.tp, at.pp)), Some((Some(2), None)));
     }
 }

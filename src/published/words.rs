@@ -11,6 +11,54 @@ pub fn tokens(text: &str) -> Vec<String> {
     lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|t| !t.is_empty()).map(String::from).collect()
 }
 
+/// What ends a remark that says of something that nobody knows it.
+const UNSAID: [&str; 9] = [
+    "not stated",
+    "not said",
+    "not told",
+    "not given",
+    "not known",
+    "not quoted",
+    "not in the text",
+    "unstated",
+    "unknown",
+];
+
+/// Remarks without those that say what is not stated ("CUDA graphs not stated"; "recomputation, degrees and batch not stated"),
+/// in lower case.
+pub fn told(text: &str) -> String {
+    let lower = text.to_lowercase().replace(". ", "; ");
+    let kept = lower.split(['\n', ';']).map(|sentence| {
+        let mut clauses: Vec<&str> = sentence.split(',').collect();
+        let is_unsaid = |clause: &str| UNSAID.iter().any(|word| clause.contains(word));
+        while let Some(at) = clauses.iter().rposition(|clause| is_unsaid(clause)) {
+            let ends_list = [" and ", " or "].iter().any(|word| clauses[at].contains(word));
+            clauses.remove(at);
+            // The members of a list that such a clause ends are names of things, and no statements.
+            let is_name = |clause: &str| ends_list && clause.split_whitespace().count() <= 2;
+            let names = clauses[..at].iter().rev().take_while(|clause| is_name(clause)).count();
+            clauses.drain(at - names..at);
+        }
+        clauses.join(",")
+    });
+    kept.collect::<Vec<_>>().join(";")
+}
+
+/// What [`told`] leaves, without what it denies: "no CUDA graphs", "without overlap", "not forced to be even", "overlap off".
+pub fn affirmed(text: &str) -> String {
+    let told = told(text).replace(" but ", ", ");
+    let clauses = told.split([',', ';', '(', ')']).map(|clause| {
+        let words: Vec<&str> = clause.split_whitespace().collect();
+        let bare = |word: &str| word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_string();
+        let is_off = |word: &&str| ["off", "disabled"].contains(&bare(word).as_str());
+        let denies = |word: &&str| ["no", "not", "without", "never"].contains(&bare(word).as_str());
+        let end = words.iter().position(denies).unwrap_or(words.len());
+        let kept = if words.iter().any(is_off) { String::new() } else { words[..end].join(" ") };
+        kept + " ;"
+    });
+    clauses.collect()
+}
+
 /// Whether a precision is one of eight bits or fewer, as sources spell them.
 pub fn is_narrow(precision: &str) -> bool {
     let text = without_denied(&squeezed(precision));
@@ -45,6 +93,28 @@ pub fn number_behind(text: &str, word: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_stated_is_no_statement() {
+        for (text, left) in [
+            ("CUDA graphs not stated", ""),
+            ("forced balance; CUDA graphs unknown", "forced balance;"),
+            ("mock data, recomputation, A2A overlap and forced balance not stated; rounded", ";rounded"),
+            ("routing forced to be even, batch and sequence not stated", "routing forced to be even"),
+            ("container 26.04. CUDA graphs not said", "container 26.04;"),
+        ] {
+            assert_eq!(squeezed(&told(text)), squeezed(left), "{text}");
+        }
+        for (text, left) in [
+            ("no CUDA graphs, forced balance", ";forcedbalance;"),
+            ("experts not forced to be even", "experts;"),
+            ("EP overlap off; +1f1b A2A overlap", ";+1f1ba2aoverlap;"),
+            ("without CUDA graphs but with A2A overlap", ";witha2aoverlap;"),
+            ("CPU offload (no tiled loss)", "cpuoffload;;;"),
+        ] {
+            assert_eq!(squeezed(&affirmed(text)), left, "{text}");
+        }
+    }
 
     #[test]
     fn numbers_are_found_beside_words() {
