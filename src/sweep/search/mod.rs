@@ -78,9 +78,9 @@ impl Candidate {
         Candidate { point, bound, step: None }
     }
 
-    /// It takes no less, where steps are `over` times their bounds or more.
-    fn least(&self, over: f64) -> f64 {
-        self.step.unwrap_or(over * self.bound)
+    /// It takes no less.
+    fn least(&self) -> f64 {
+        self.step.unwrap_or(self.bound)
     }
 }
 
@@ -91,8 +91,6 @@ struct Wanted {
     ways: usize,
     /// Of those that take less, s.
     within: f64,
-    /// How many times its bound every step is taken to be at least.
-    over: f64,
 }
 
 /// Hears (what is being done, how much of it is done, of how much).
@@ -207,7 +205,7 @@ impl Search<'_> {
         let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
         let (candidates, too_large) = self.candidates(points, &mut counts)?;
         let (mut costed, unbounded) = (vec![], counts.left);
-        let all = Wanted { ways: self.question.best, within: f64::INFINITY, over: 1.0 };
+        let all = Wanted { ways: self.question.best, within: f64::INFINITY };
         self.best_first(&candidates, all, &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
@@ -283,7 +281,7 @@ impl Search<'_> {
         let each = if wanted.ways > 1 { ROUND } else { FEW };
         for (n, round) in candidates.chunks(each).enumerate() {
             let limit = fastest(costed).get(wanted.ways - 1).map_or(wanted.within, |row| step(row).min(wanted.within));
-            let may_be = |candidate: &&Candidate| candidate.least(wanted.over) < limit;
+            let may_be = |candidate: &&Candidate| candidate.least() < limit;
             if (self.stop)() {
                 counts.left += candidates[n * each..].iter().filter(may_be).count();
                 break;

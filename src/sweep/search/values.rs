@@ -6,7 +6,7 @@ use crate::report::Row;
 use crate::spec::Schedule;
 use crate::sweep::Point;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The fastest way found with one value of a choice.
 #[derive(Debug, Clone, Serialize)]
@@ -75,8 +75,6 @@ pub fn values(
     counts: &mut Counts,
 ) -> Result<Vec<Value>> {
     let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
-    // What is certain of the best takes too long for all of these: bounds are as far off as the nearest of those costed.
-    let over = counts.nearest_bound.unwrap_or(1.0).max(1.0);
     let mut open = vec![];
     for (name, value_of) in CHOICES {
         let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
@@ -89,9 +87,9 @@ pub fn values(
         }
         for ((_, value), with) in by_value {
             let promising = promising(with, costed);
-            let slow = promising.first().is_none_or(|first| first.least(1.0) >= best * CEILING);
+            let slow = promising.first().is_none_or(|first| first.least() >= best * CEILING);
             let has = |row: &Row| value_of(&Point::of_row(row)) == value;
-            let wanted = Wanted { ways: 1, within: best * CEILING, over };
+            let wanted = Wanted { ways: 1, within: best * CEILING };
             more_with(search, &promising, wanted, (&mut *costed, &mut *counts), has)?;
             open.push((*name, *value_of, value, slow));
         }
@@ -110,12 +108,15 @@ pub fn values(
 }
 
 /// The first few of those with a value, by what is known of their steps: those that were costed, and found too slow for
-/// what was asked then, by that.
+/// what was asked then, by that. Those that are known not to fit are none of them.
 fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
     let slow = costed.iter().filter(|row| is_slow(row));
     let known: HashMap<String, f64> = slow.map(|row| (key(&Point::of_row(row)), step(row))).collect();
+    let no_room = costed.iter().filter(|row| !row.feasible && !is_slow(row));
+    let no_room: HashSet<String> = no_room.map(|row| key(&Point::of_row(row))).collect();
+    with.retain(|candidate| !no_room.contains(&key(&candidate.point)));
     with.iter_mut().for_each(|candidate| candidate.step = known.get(&key(&candidate.point)).copied());
-    with.sort_by(|a, b| a.least(1.0).total_cmp(&b.least(1.0)).then(a.point.cmp(&b.point)));
+    with.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
     with.truncate(TRIES);
     with
 }
