@@ -395,6 +395,25 @@ fn what_is_damaged_or_of_another_model_is_refused() {
         std::fs::write(&index, text.replacen(from, to, 1)).expect("written");
         refused(&load, &["index.json", words]);
     }
+    // Constants and counts have the bounds that flags have.
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (at, value, words) in [
+        ("/optimizer/lr", serde_json::json!(-7.0), "optimizer.lr: -7 is not above zero"),
+        ("/optimizer/beta1", 3.0.into(), "optimizer.beta1: 3 is not from 0 to below 1"),
+        ("/optimizer/beta2", 1.9.into(), "optimizer.beta2: 1.9 is not"),
+        ("/optimizer/eps", (-1.0).into(), "optimizer.eps: -1 is not"),
+        ("/optimizer/weight_decay", (-3.0).into(), "optimizer.weight_decay: -3 is not"),
+        ("/step", u64::MAX.into(), "step: 18446744073709551615 is more than"),
+        ("/sequences", (u64::MAX - 1).into(), "sequences: 18446744073709551614 is more than"),
+    ] {
+        let mut other = json.clone();
+        *other.pointer_mut(at).expect("a field") = value;
+        std::fs::write(&index, other.to_string()).expect("written");
+        refused(&load, &["index.json", words, "load another checkpoint"]);
+        refused(&["checkpoint", folder.to_str().expect("a name")], &[words]);
+    }
+    std::fs::write(&index, &text).expect("written");
+    refused(&[&load[..], &["--steps", "18446744073709551615"]].concat(), &["--steps", "use fewer"]);
     // What was cut off while it was written has no name yet.
     std::fs::write(&index, &text).expect("written");
     std::fs::rename(&step, folder.join("step-00000001.unfinished")).expect("renamed");

@@ -1087,3 +1087,73 @@ fn a_folder_of_a_later_step_is_not_saved_into() {
     assert!(code == 2 && err.contains("step-00000004") && err.contains("another folder"), "{err}");
     succeeds(dir.path(), "run --model tiny --seq-len 16 --steps 2 --load ckpt --save ckpt");
 }
+
+/// Links are fitted to what links can have measured, and to nothing else.
+#[test]
+fn logs_that_no_links_can_have_made_are_refused() {
+    let dir = folder();
+    let fitted = |rows: &[(u64, &str)], flags: &str| {
+        let row = |(bytes, time): &(u64, &str)| format!("{bytes} {} float sum -1 {time} 0.1 0.1 0\n", bytes / 4);
+        fs::write(dir.path().join("all_reduce.log"), rows.iter().map(row).collect::<String>()).unwrap();
+        said(dir.path(), &format!("calibrate --from-nccl-tests all_reduce.log {flags} --nodes 1 --out mine.json"))
+    };
+    let (mib, gib) = (1 << 20, 1 << 30);
+    for (rows, parts) in [
+        (&[(gib, "4100"), (gib, "4090"), (gib, "4110")][..], ["fewer than two sizes", "-b 8 -e 8G"]),
+        (&[(mib, "20.5"), (2 * mib, "18.5")], ["no longer than smaller ones", "measure larger ones"]),
+        (&[(mib, "20.0"), (2 * mib, "20.2")], ["fitted at 5243 GB/s", "measure larger sizes"]),
+        (&[(8, "0.001"), (mib, "20.0"), (gib, "4100")], ["line 1: 1e-3 us", "measure again"]),
+        (&[(8, "10.0"), (mib, "1e-300"), (gib, "4100")], ["line 2: 1e-300 us", "measure again"]),
+        (&[(8, "10.0"), (mib, "20.0"), (gib, "41")], ["line 3: 1073741824 B", "--cluster"]),
+    ] {
+        let (code, _, err) = fitted(rows, "--gpus 8");
+        assert!(code == 2 && parts.iter().all(|part| err.contains(part)), "{rows:?}: {err}");
+        assert!(err.contains("all_reduce.log: ") && !dir.path().join("mine.json").exists(), "{rows:?}: {err}");
+    }
+    // As a node of eight has them; and PCIe does not.
+    let good = [(8, "21.0"), (mib, "32.0"), (64 * mib, "270"), (gib, "4000")];
+    let (code, _, err) = fitted(&good, "--gpus 8 --cluster h100-pcie");
+    assert!(code == 2 && err.contains("links of h100-pcie are not for"), "{err}");
+    assert_eq!(fitted(&good, "--gpus 8").0, 0);
+}
+
+/// The file, which of its faults, and what to do.
+#[test]
+fn faults_of_a_file_that_cannot_be_are_named() {
+    let dir = folder();
+    let faults = r#"{"faults": [{"kind": "slow_gpu", "rank": 1, "factor": 2}, {"kind": "dead_plane", "plane": 0}]}"#;
+    fs::write(dir.path().join("plane.json"), faults).unwrap();
+    fs::write(dir.path().join("rank.json"), faults.replace("\"rank\": 1", "\"rank\": 8")).unwrap();
+    let simulated = |flags: &str| said(dir.path(), &format!("simulate --model tiny --gpus 8 {flags}"));
+    for (flags, parts) in [
+        ("--faults plane.json", ["plane.json: faults[1].plane: plane 0; dgx-h100 is one network", "alibaba-hpn-15k"]),
+        ("--faults rank.json", ["rank.json: faults[0].rank: rank 8", "there are ranks 0 to 7"]),
+        ("--dead-plane 0", ["faults: plane: plane 0", "leave the fault out"]),
+        ("--dead-plane 2 --cluster alibaba-hpn-15k", ["has planes 0 to 1", "take one of them"]),
+    ] {
+        let (code, _, err) = simulated(flags);
+        assert!(code == 2 && parts.iter().all(|part| err.contains(part)), "{flags}: {err}");
+    }
+    assert_eq!(simulated("--faults plane.json --cluster alibaba-hpn-15k").0, 0);
+}
+
+/// Before memory is asked for: each of these ended without an error of the program.
+#[test]
+fn routes_that_are_too_long_to_draw_are_refused() {
+    let dir = folder();
+    let mixtral = "estimate --model mixtral-8x7b --gpus 8 --ep 8 --zero 3 --recompute full --seq-len 4096 \
+                   --micro-batch 100000 --global-batch 800000 --routing zipf:1.0";
+    for line in [
+        "dispatch --tokens 100M --routing uniform",
+        "dispatch --ep 1000000000 --routing uniform",
+        "dispatch --ep 2000000 --experts 2000000 --routing zipf:1",
+        "dispatch --experts 2147483648 --routing ragged",
+        "dispatch --ep 7 --tokens 2147483648 --routing dirichlet:1e-9",
+        "dispatch --tokens 10M --routing ratio:1e9",
+        mixtral,
+    ] {
+        let (code, out, err) = said(dir.path(), line);
+        let named = ["routing: ", "do not divide"].iter().any(|word| format!("{out}{err}").contains(word));
+        assert!(code == 2 && named, "{line}: {out}{err}");
+    }
+}

@@ -25,6 +25,8 @@ const WORTH: f64 = 0.25;
 const GOOD: f64 = 0.01;
 /// Rows that a line needs.
 const ROWS: usize = 3;
+/// Seconds a byte of a line that no byte takes longer on: it has no bandwidth to name, and gets a huge one.
+const FLAT: f64 = 1e-18;
 
 /// What was fitted, and how well.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +39,12 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// What ever larger buffers reach, bytes a second; none where a line has times that do not grow with the bytes.
+    pub fn bandwidth(&self) -> Option<f64> {
+        let most = self.lines.iter().map(|line| line.bandwidth.value()).fold(0.0, f64::max);
+        (most < 0.5 / FLAT).then_some(most)
+    }
+
     /// Under another name: what a cluster keeps of it.
     pub fn measured(&self, op: CollectiveOp, gpus: u32, nodes: u32, source: &str) -> MeasuredCollective {
         let (lines, rel_sd) = (self.lines.clone(), self.rel_sd);
@@ -44,9 +52,9 @@ impl Fit {
     }
 }
 
-/// Fits (bytes, seconds) of ascending bytes. None for fewer than two rows.
+/// Fits (bytes, seconds) of ascending bytes. None for fewer than two sizes.
 pub fn fit(rows: &[(f64, f64)]) -> Option<Fit> {
-    if rows.len() < 2 {
+    if !has_sizes(rows) {
         return None;
     }
     let mut best = fit_with(rows, 1);
@@ -63,9 +71,13 @@ pub fn fit(rows: &[(f64, f64)]) -> Option<Fit> {
     let residuals: Vec<f64> = rows.iter().map(|&(x, t)| (lowest(&best, x) / t).ln()).collect();
     let free = rows.len().saturating_sub(2 * best.len()).max(1);
     let rel_sd = (residuals.iter().map(|r| r * r).sum::<f64>() / free as f64).sqrt();
-    // A line that no byte ever takes longer than another's latency has no bandwidth to name: a huge one.
-    let line = |l: &Affine| Line { latency: Seconds::new(l.a), bandwidth: BytesPerSec::new(1.0 / l.b.max(1e-18)) };
+    let line = |l: &Affine| Line { latency: Seconds::new(l.a), bandwidth: BytesPerSec::new(1.0 / l.b.max(FLAT)) };
     Some(Fit { lines: best.iter().map(line).collect(), residuals, rel_sd })
+}
+
+/// Whether ascending rows are of two sizes or more: of one there is no slope.
+fn has_sizes(rows: &[(f64, f64)]) -> bool {
+    rows.first().map(|row| row.0) != rows.last().map(|row| row.0)
 }
 
 fn lowest(lines: &[Affine], bytes: f64) -> f64 {
@@ -79,7 +91,8 @@ fn squares(lines: &[Affine], rows: &[(f64, f64)]) -> f64 {
 /// The best `k` lines over consecutive rows: every way to cut them is tried.
 fn fit_with(rows: &[(f64, f64)], k: usize) -> Vec<Affine> {
     let mut best: Option<(f64, Vec<Affine>)> = None;
-    for cuts in cuts(rows.len(), k) {
+    let sloped = |cuts: &Vec<usize>| cuts.windows(2).all(|w| has_sizes(&rows[w[0]..w[1]]));
+    for cuts in cuts(rows.len(), k).into_iter().filter(sloped) {
         let lines: Vec<Affine> = cuts.windows(2).map(|w| affine(&rows[w[0]..w[1]])).collect();
         let error = squares(&lines, rows);
         if best.as_ref().is_none_or(|b| error < b.0) {
@@ -111,7 +124,7 @@ fn affine(rows: &[(f64, f64)]) -> Affine {
     }
     let det = w * wxx - wx * wx;
     let (a, b) = ((wt * wxx - wxt * wx) / det, (w * wxt - wx * wt) / det);
-    // Of one size alone there is no slope: `det` is 0, and `a` and `b` are not finite.
+    // Of sizes that are hardly apart there is no slope: `det` is about 0.
     if det <= 0.0 || !a.is_finite() || !b.is_finite() || b < 0.0 {
         return Affine { a: wt / w, b: 0.0 };
     }
@@ -148,9 +161,25 @@ mod tests {
     }
 
     #[test]
-    fn too_few_rows_are_no_fit() {
+    fn too_few_sizes_are_no_fit() {
         assert_eq!((fit(&[]), fit(&[(8.0, 1e-6)])), (None, None));
-        assert_eq!(fit(&[(8.0, 1e-6), (8.0, 1e-6)]).unwrap().lines.len(), 1);
+        assert_eq!(fit(&[(8.0, 1e-6), (8.0, 1.1e-6), (8.0, 1e-6)]), None);
+    }
+
+    /// Three rows of the largest size would be a line of their own, on which no buffer takes longer than another.
+    #[test]
+    fn rows_of_one_size_are_no_line() {
+        let mut rows = rows(&[Affine { a: 10e-6, b: 1e-11 }], |_| 0.0);
+        let (bytes, time) = rows[rows.len() - 1];
+        rows.extend([(bytes, 2.0 * time), (bytes, 2.0 * time)]);
+        assert!(fit(&rows).unwrap().bandwidth().is_some_and(|rate| rate < 2e11));
+    }
+
+    #[test]
+    fn times_that_do_not_grow_have_no_bandwidth() {
+        assert_eq!(fit(&[(1e6, 20e-6), (2e6, 10e-6)]).unwrap().bandwidth(), None);
+        let rate = fit(&[(1e6, 10e-6), (2e6, 20e-6)]).unwrap().bandwidth().unwrap();
+        assert!((rate / 1e11 - 1.0).abs() < 1e-6, "{rate}");
     }
 
     proptest! {

@@ -46,6 +46,12 @@ pub struct File {
     pub crc32: u32,
 }
 
+/// What to do about an index that cannot be as it was written.
+pub(super) const DAMAGED: &str = "load another checkpoint, or copy it again";
+
+/// Steps and sequences: no run has more, and numbers of JSON are not exact beyond.
+const MOST_STEPS: u64 = 1 << 53;
+
 /// A file is read in pieces of so many bytes to be held against its checksum.
 const PIECE: usize = 1 << 20;
 
@@ -146,6 +152,30 @@ impl Param {
         self.shape.iter().product()
     }
 
+    /// Whether every element is in one place of so many files; else the field that says otherwise, and what it says.
+    fn whole(&self, files: usize) -> std::result::Result<(), (&'static str, String)> {
+        let wrong = |why: String| Err(("pieces", why));
+        let Some(elems) = self.shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n)) else {
+            return Err(("shape", format!("{:?} has too many elements", self.shape)));
+        };
+        if let Some(piece) = self.pieces.iter().find(|piece| piece.file as usize >= files) {
+            return wrong(format!("file {} of {files}", piece.file));
+        }
+        sound(&self.pieces, elems).or_else(wrong)?;
+        let mut next = 0;
+        for Stored { run, .. } in self.stored() {
+            if run.whole != next {
+                let what = if run.whole > next { "missing" } else { "there twice" };
+                return wrong(format!("element {} is {what}", next.min(run.whole)));
+            }
+            next = run.whole + run.len;
+        }
+        if next != elems {
+            return wrong(format!("element {next} of {elems} is missing"));
+        }
+        Ok(())
+    }
+
     /// Where every element is, in the order of the whole.
     pub fn stored(&self) -> Vec<Stored> {
         let mut all = vec![];
@@ -190,45 +220,49 @@ impl Index {
             return wrong("foretrain_checkpoint", why);
         }
         if !matches!(self.dtype, Dtype::F32 | Dtype::F64) {
-            return wrong("dtype", format!("{}; states are f32 or f64", self.dtype.name()));
+            return wrong("dtype", format!("{}; states are f32 or f64: {DAMAGED}", self.dtype.name()));
+        }
+        for (field, count) in [("step", self.step), ("sequences", self.sequences)] {
+            if count > MOST_STEPS {
+                return wrong(field, format!("{count} is more than {MOST_STEPS}; {DAMAGED}"));
+            }
+        }
+        if let Some((field, why)) = odd_constant(&self.optimizer) {
+            return wrong(&format!("optimizer.{field}"), format!("{why}; {DAMAGED}"));
         }
         for (i, file) in self.files.iter().enumerate() {
             if file.name.contains(['/', '\\']) || file.name.contains("..") {
-                return wrong(&format!("files[{i}].name"), format!("{:?} is no file of this folder", file.name));
+                let why = format!("{:?} is no file of this folder; {DAMAGED}", file.name);
+                return wrong(&format!("files[{i}].name"), why);
             }
             let path = dir.join(&file.name);
             let there = std::fs::metadata(&path).map_err(Error::io(&path))?.len();
             if there != file.bytes {
-                let why =
-                    format!("{there} bytes, {} were saved; load another checkpoint, or copy it again", file.bytes);
+                let why = format!("{there} bytes, {} were saved; {DAMAGED}", file.bytes);
                 return Err(Error::spec(path.display(), "size", why));
             }
         }
         for (name, param) in &self.params {
-            let field = |what: &str| format!("params.{name}.{what}");
-            let Some(elems) = param.shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n)) else {
-                return wrong(&field("shape"), format!("{:?} has too many elements", param.shape));
-            };
-            if let Some(piece) = param.pieces.iter().find(|piece| piece.file as usize >= self.files.len()) {
-                return wrong(&field("pieces"), format!("file {} of {}", piece.file, self.files.len()));
-            }
-            if let Err(why) = sound(&param.pieces, elems) {
-                return wrong(&field("pieces"), why);
-            }
-            let mut next = 0;
-            for Stored { run, .. } in param.stored() {
-                if run.whole != next {
-                    let what = if run.whole > next { "missing" } else { "there twice" };
-                    return wrong(&field("pieces"), format!("element {} is {what}", next.min(run.whole)));
-                }
-                next = run.whole + run.len;
-            }
-            if next != elems {
-                return wrong(&field("pieces"), format!("element {next} of {elems} is missing"));
-            }
+            let whole = param.whole(self.files.len());
+            whole.or_else(|(what, why)| wrong(&format!("params.{name}.{what}"), format!("{why}; {DAMAGED}")))?;
         }
         Ok(())
     }
+}
+
+/// A constant outside the range that the command line has for it, and why.
+fn odd_constant(adam: &Adam) -> Option<(&'static str, String)> {
+    let above_zero = |x: f64| x.is_finite() && x > 0.0;
+    let share = |x: f64| (0.0..1.0).contains(&x);
+    [
+        ("lr", adam.lr, above_zero(adam.lr), "above zero"),
+        ("beta1", adam.beta1, share(adam.beta1), "from 0 to below 1"),
+        ("beta2", adam.beta2, share(adam.beta2), "from 0 to below 1"),
+        ("eps", adam.eps, above_zero(adam.eps), "above zero"),
+        ("weight_decay", adam.weight_decay, share(adam.weight_decay), "from 0 to below 1"),
+    ]
+    .into_iter()
+    .find_map(|(field, x, fine, range)| (!fine).then(|| (field, format!("{x} is not {range}"))))
 }
 
 /// Boxes that lie in the whole, before any of their elements is counted one by one.

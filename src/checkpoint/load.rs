@@ -1,7 +1,7 @@
 //! Loads into any layout: every rank reads the elements that it holds from whoever saved them, and nothing else.
 
 use super::extent::{Extents, Held, Run, State, stretches};
-use super::index::{Index, Stored, newest, tensor_name};
+use super::index::{DAMAGED, Index, Stored, newest, tensor_name};
 use super::save::not_finite;
 use crate::error::{Error, Result};
 use crate::exec::Data;
@@ -251,7 +251,7 @@ impl Open {
     fn new(path: &Path) -> Result<Open> {
         let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
         let all = file.metadata().map_err(Error::io(path))?.len();
-        let wrong = |why: String| Error::spec(path.display(), "header", why);
+        let wrong = |why: String| Error::spec(path.display(), "header", format!("{why}; {DAMAGED}"));
         let mut start = [0; 8];
         file.read_exact(&mut start).map_err(Error::io(path))?;
         let length = u64::from_le_bytes(start);
@@ -277,7 +277,7 @@ impl Open {
 
     /// Bytes of a tensor.
     fn read(&self, name: &str, range: std::ops::Range<u64>) -> Result<Vec<u8>> {
-        let wrong = |why: String| Error::spec(self.path.display(), name, why);
+        let wrong = |why: String| Error::spec(self.path.display(), name, format!("{why}; {DAMAGED}"));
         let info = self.header.info(name).ok_or_else(|| wrong("missing, though index.json has it here".into()))?;
         let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
         if from + range.end > to {

@@ -1,6 +1,7 @@
 //! `foretrain crossover`: Ulysses or ring, over ranks, sequence lengths, KV heads and links.
 
 use super::config::{count, degree, dtype, options, stack_of};
+use super::progress::Clock;
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
@@ -97,6 +98,7 @@ struct Found<'a> {
 pub fn run(flags: &Flags) -> Result<Answer> {
     let question = flags.question()?;
     let started = Instant::now();
+    let _clock = Clock::start("costing both ways");
     let map = crossover(&question, &flags.out)?;
     let took = started.elapsed().as_secs_f64();
     let mut files = map.files.clone();

@@ -14,6 +14,38 @@ pub struct Log {
     pub gpus: Option<u32>,
     pub nodes: Option<u32>,
     pub rows: Vec<Row>,
+    /// Rows are of a JSON list.
+    listed: bool,
+}
+
+/// Microseconds that a collective may take: the launch of a kernel alone is longer than the least, and nobody waits for more
+/// than the most, three hours.
+const TIMES_US: std::ops::RangeInclusive<f64> = 0.1..=1e10;
+
+impl Log {
+    /// Where a row stands.
+    fn place(&self, row: &Row) -> String {
+        if self.listed { format!("results[{}]", row.at) } else { format!("line {}", row.at) }
+    }
+
+    /// Errors: a row with a time that no collective has, or whose bytes come faster than `most`, bytes a second, of which
+    /// `cluster` is the name.
+    pub fn check(&self, file: &str, most: f64, cluster: &str) -> Result<()> {
+        for row in &self.rows {
+            let Row { bytes, time_us, .. } = *row;
+            let rate = bytes as f64 / (time_us * 1e-6);
+            let why = match TIMES_US.contains(&time_us) {
+                false => format!("{time_us:e} us is no time of a collective"),
+                true if rate > most => format!(
+                    "{bytes} B in {time_us} us, {:.0} GB/s, which links of {cluster} are not for; name another --cluster",
+                    rate / 1e9
+                ),
+                true => continue,
+            };
+            return Err(Error::spec(file, self.place(row), format!("{why}; measure again, or take the row out")));
+        }
+        Ok(())
+    }
 }
 
 /// One size.
@@ -83,6 +115,8 @@ fn lines(file: &str, text: &str) -> Result<Log> {
                 row.map(|(bytes, time_us)| Row { bytes, time_us, at: at + 1 })
                     .map_err(|why| Error::spec(file, format!("line {}", at + 1), why))?,
             );
+        } else if line.contains("Out of bounds values") && line.contains("FAILED") {
+            return Err(Error::spec(file, format!("line {}", at + 1), format!("the data check failed: {WRONG}")));
         } else if log.op.is_none() && line.contains("_perf") {
             log.op = named(line);
         }
@@ -132,12 +166,27 @@ fn row_of(line: &str) -> Option<std::result::Result<(u64, f64), String>> {
     Some(time_of(rest).map(|time| (bytes, time)))
 }
 
+/// What to do about a log whose data check failed.
+const WRONG: &str = "what was timed did something else; mend the library or the network, and measure again";
+
+/// Errors: values that the data check found wrong. What is no number was not checked.
+fn right(wrong: Option<f64>) -> std::result::Result<(), String> {
+    match wrong.filter(|n| *n != 0.0) {
+        Some(n) => Err(format!("{n} values are wrong (#wrong): {WRONG}")),
+        None => Ok(()),
+    }
+}
+
 fn time_of(rest: &[&str]) -> std::result::Result<f64, String> {
     if !matches!(rest.len(), 3 | 4 | 6 | 8) {
         return Err(format!(
             "{} columns after the type, where 3, 4, 6 or 8 belong; the line may be cut off",
             rest.len()
         ));
+    }
+    // The last of the four of a place.
+    if matches!(rest.len(), 4 | 8) {
+        rest.chunks(4).try_for_each(|place| right(place[3].parse().ok()))?;
     }
     let time = |word: &str| word.parse::<f64>().ok().filter(|t| *t > 0.0 && t.is_finite());
     let in_place = (rest.len() >= 6).then(|| rest[rest.len() / 2]);
@@ -151,14 +200,22 @@ fn json(file: &str, text: &str) -> Result<Log> {
     let rows = top.get("results").and_then(Value::as_array);
     let rows =
         rows.ok_or_else(|| Error::spec(file, "results", "missing, or no list; write what -J of nccl-tests does"))?;
-    let mut log = Log { op: named(&top.get("config").unwrap_or(&top).to_string()), ..Log::default() };
+    let op = named(&top.get("config").unwrap_or(&top).to_string());
+    let mut log = Log { op, listed: true, ..Log::default() };
+    let number = |value: Option<&Value>| value.and_then(|v| v.as_f64().or_else(|| v.as_str()?.parse().ok()));
+    let out_of_bounds = top.get("out_of_bounds").and_then(|all| number(all.get("count")));
+    right(out_of_bounds).map_err(|why| Error::spec(file, "out_of_bounds", why))?;
     if let Some(devices) = top.get("devices").and_then(Value::as_array) {
         let host = |d: &Value| ["host", "hostname"].iter().find_map(|key| d.get(key).map(Value::to_string));
         log.gpus = Some(devices.len() as u32).filter(|n| *n > 0);
         log.nodes = Some(devices.iter().filter_map(host).collect::<BTreeSet<_>>().len() as u32).filter(|n| *n > 0);
     }
     for (at, row) in rows.iter().enumerate() {
-        let number = |value: Option<&Value>| value.and_then(|v| v.as_f64().or_else(|| v.as_str()?.parse().ok()));
+        let wrong = |place: &str| right(number(row.get(place).and_then(|place| place.get("nwrong"))));
+        ["out_of_place", "in_place"]
+            .into_iter()
+            .try_for_each(wrong)
+            .map_err(|why| Error::spec(file, format!("results[{at}]"), why))?;
         let time = |place: &str| number(row.get(place)?.get("time")).filter(|t| *t > 0.0 && t.is_finite());
         let bytes = number(row.get("size")).filter(|b| *b >= 0.0 && *b < 1e18);
         let (Some(bytes), Some(time_us)) = (bytes, time("out_of_place").or_else(|| time("in_place"))) else {
@@ -222,6 +279,47 @@ mod tests {
         assert_eq!((log.rows[0].bytes, log.rows[0].time_us), (8, 7.5));
         let wrong = parse("x.json", &text.replace("\"size\"", "\"sise\"")).unwrap_err().to_string();
         assert!(wrong.contains("x.json: results[0]"), "{wrong}");
+    }
+
+    /// Times of a collective that does not do what it should say nothing of one that does.
+    #[test]
+    fn a_failed_data_check_is_an_error() {
+        let said = |text: &str| parse("a.log", text).unwrap_err().to_string();
+        for line in [
+            "1024 128 float sum -1 9.5 0.1 0.1 5 9.0 0.1 0.1 0",
+            "1024 128 float sum 9.5 0.1 0.1 0e+00 9.0 0.1 0.1 2e+00",
+            "1024 128 float sum -1 9.5 0.1 0.1 7",
+        ] {
+            let why = said(&format!("noise\n{line}\n"));
+            assert!(why.contains("a.log: line 2") && why.contains("#wrong") && why.contains("measure again"), "{why}");
+        }
+        let row = " 1024 128 float sum -1 9.5 0.1 0.1 9.0 0.1 0.1\n";
+        let why = said(&format!("{row}[1,0]<stdout>:# Out of bounds values : 9 FAILED\n"));
+        assert!(why.contains("a.log: line 2") && why.contains("data check failed"), "{why}");
+        // So is a bandwidth below what was hoped for, and that is no wrong value.
+        let slow = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0.1 FAILED\n";
+        assert_eq!(rows(&format!("{row}{slow}")), [(1024, 9.5)]);
+        let json = |wrong: &str, all: u32| {
+            format!(
+                r#"{{"results": [{{"size": 8, "out_of_place": null, "in_place": {{"time": 7, "nwrong": {wrong}}}}}],
+                "out_of_bounds": {{"count": {all}, "okay": "false"}}}}"#
+            )
+        };
+        assert_eq!(rows(&json("null", 0)), [(8, 7.0)]);
+        assert!(said(&json("3.000000", 0)).contains("results[0]: 3 values are wrong"), "{}", said(&json("3.0", 0)));
+        assert!(said(&json("null", 9)).contains("out_of_bounds: 9 values are wrong"), "{}", said(&json("null", 9)));
+    }
+
+    #[test]
+    fn rows_that_no_collective_has_are_named() {
+        let log = |time: &str| parse("a.log", &format!("1048576 128 float sum -1 {time} 0.1 0.1 0\n")).unwrap();
+        assert!(log("10.5").check("a.log", 1e12, "x").is_ok());
+        for (time, why) in [("0.001", "no time of a collective"), ("1e-300", "no time"), ("1e300", "no time")] {
+            let said = log(time).check("a.log", f64::INFINITY, "x").unwrap_err().to_string();
+            assert!(said.contains("a.log: line 1") && said.contains(why), "{said}");
+        }
+        let said = log("1.0").check("a.log", 1e12, "x").unwrap_err().to_string();
+        assert!(said.contains("1048576 B in 1 us, 1049 GB/s") && said.contains("--cluster; measure again"), "{said}");
     }
 
     #[test]

@@ -6,13 +6,16 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 use std::collections::BTreeMap;
 
+/// What to do about a file that is not as NCCL writes it.
+const AGAIN: &str = "let NCCL write the file again (NCCL_TOPO_DUMP_FILE)";
+
 /// Reads a dump; `file` is what errors call it.
 pub fn parse(file: &str, text: &str) -> Result<Node> {
     let mut reader = Reader::from_str(text);
     let mut seen = Seen::default();
     loop {
         let at = line_at(text, reader.buffer_position());
-        let wrong = |why: String| Error::spec(file, format!("line {at}"), why);
+        let wrong = |why: String| Error::spec(file, format!("line {at}"), format!("{why}; {AGAIN}"));
         match reader.read_event() {
             Ok(Event::Start(tag)) => {
                 seen.tag(&tag).map_err(wrong)?;
@@ -27,7 +30,7 @@ pub fn parse(file: &str, text: &str) -> Result<Node> {
             Ok(_) => {}
             Err(e) => {
                 let at = line_at(text, reader.error_position());
-                return Err(Error::spec(file, format!("line {at}"), format!("not valid XML ({e})")));
+                return Err(Error::spec(file, format!("line {at}"), format!("not valid XML ({e}); {AGAIN}")));
             }
         }
     }
@@ -98,7 +101,7 @@ impl Seen {
         }
         let sm: Option<u32> = number(tag, "sm")?;
         if let (Some(sm), Some(other)) = (sm, self.sm.filter(|other| Some(*other) != sm)) {
-            let why = "a cluster has GPUs of one kind, so let NCCL see one alone (CUDA_VISIBLE_DEVICES) and write the file again";
+            let why = "a cluster has GPUs of one kind, so let NCCL see those of one alone (CUDA_VISIBLE_DEVICES)";
             return Err(format!("sm: {sm}, where another GPU has {other}; {why}"));
         }
         self.sm = sm.or(self.sm);
@@ -169,8 +172,9 @@ mod tests {
     fn errors_name_the_line() {
         let bad = parse("x.xml", &XML.replace("400000", "fast")).unwrap_err().to_string();
         assert!(bad.contains("x.xml: line 1") && bad.contains("speed") && bad.contains("fast"), "{bad}");
+        assert!(bad.contains("write the file again"), "{bad}");
         let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
-        assert!(broken.contains("line 2"), "{broken}");
+        assert!(broken.contains("line 2") && broken.contains("write the file again"), "{broken}");
         let mixed = parse("x.xml", &XML.replacen("sm=\"90\"", "sm=\"80\"", 1)).unwrap_err().to_string();
         assert!(mixed.contains("sm: 90, where another GPU has 80") && mixed.contains("line 13"), "{mixed}");
         assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));

@@ -3,6 +3,9 @@
 use super::node::{Nic, Node, islands};
 use crate::error::{Error, Result};
 
+/// What to do about a matrix that is not whole.
+const WHOLE: &str = "give all that `nvidia-smi topo -m` prints, as it prints it";
+
 /// Reads the matrix; `file` is what errors call it.
 pub fn parse(file: &str, text: &str) -> Result<Node> {
     let plain = without_colours(text);
@@ -18,17 +21,19 @@ pub fn parse(file: &str, text: &str) -> Result<Node> {
     for (at, line) in lines.filter(|(_, line)| line.trim_start().starts_with("GPU")).take(gpus) {
         let words: Vec<&str> = line.split_whitespace().skip(1).take(columns.len()).collect();
         if words.len() < columns.len() {
-            let why = format!("{} columns, where the header has {}; the line is cut off", words.len(), columns.len());
+            let (has, all) = (words.len(), columns.len());
+            let why = format!("{has} columns, where the header has {all}: the line is cut off; {WHOLE}");
             return Err(Error::spec(file, format!("line {}", at + 1), why));
         }
         if let Some(odd) = words.iter().find(|w| !is_relation(w)) {
-            let why = format!("{odd:?} is none of X, NV#, PIX, PXB, PHB, NODE, SYS");
+            let why = format!("{odd:?} is none of X, NV#, PIX, PXB, PHB, NODE, SYS; {WHOLE}");
             return Err(Error::spec(file, format!("line {}", at + 1), why));
         }
         matrix.push(words.into_iter().map(str::to_string).collect());
     }
     if matrix.len() < gpus {
-        return Err(Error::spec(file, "contents", format!("{gpus} GPUs in the header, {} rows", matrix.len())));
+        let why = format!("{gpus} GPUs in the header, {} rows; {WHOLE}", matrix.len());
+        return Err(Error::spec(file, "contents", why));
     }
     Ok(node_of(&matrix, gpus, &columns))
 }
@@ -129,9 +134,11 @@ mod tests {
     #[test]
     fn errors_name_the_line() {
         let cut = parse("t.txt", "GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4\n").unwrap_err().to_string();
-        assert!(cut.contains("line 3") && cut.contains("cut off"), "{cut}");
+        assert!(cut.contains("line 3") && cut.contains("cut off") && cut.contains("give all"), "{cut}");
         let odd = parse("t.txt", "GPU0 GPU1\nGPU0 X WHAT\nGPU1 NV4 X\n").unwrap_err().to_string();
-        assert!(odd.contains("line 2") && odd.contains("WHAT"), "{odd}");
+        assert!(odd.contains("line 2") && odd.contains("WHAT") && odd.contains("give all"), "{odd}");
+        let short = parse("t.txt", "GPU0 GPU1\nGPU0 X NV4\n").unwrap_err().to_string();
+        assert!(short.contains("2 GPUs in the header, 1 rows; give all"), "{short}");
         assert!(parse("t.txt", "hello").unwrap_err().to_string().contains("GPU0"));
     }
 

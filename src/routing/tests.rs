@@ -220,3 +220,29 @@ fn hard_cases_are_routes_or_errors() {
     assert_eq!((0..8).map(|r| one.expanded_rows(r)).fold(0.0, f64::max), 128.0);
     assert!(of(&|r| r.ranks = 0).is_err());
 }
+
+/// Before it is drawn: memory for any of these is asked for in hundreds of gigabytes, or they take for ever.
+#[test]
+fn what_is_too_much_to_draw_is_refused() {
+    let said = |word: &str, change: fn(&mut Request)| {
+        let mut request = request(word, 32);
+        change(&mut request);
+        request.route().unwrap_err().to_string()
+    };
+    let wide: fn(&mut Request) = |r| (r.ranks, r.experts) = (2_000_000, 2_000_000);
+    for (word, change, why) in [
+        ("uniform", (|r| r.tokens = 100_000_000) as fn(&mut Request), "25600000000 choices of 3200000000 tokens"),
+        ("ragged", |r| r.tokens = u64::MAX, "fewer tokens, or --routing balanced"),
+        ("ratio:1e9", |r| r.tokens = 10_000_000, "fewer tokens"),
+        ("zipf:1", |r| (r.topk, r.tokens) = (1, 8_000_000), "experts of 256000000 tokens"),
+        ("zipf:1", wide, "2000000 slots of 2000000 ranks"),
+        ("ragged", |r| r.experts = 1 << 31, "fewer experts or ranks"),
+        ("uniform", |r| r.replicas = 1 << 31, "fewer experts or ranks"),
+        ("balanced", |r| r.replicas = u32::MAX, "use fewer"),
+        ("uniform", |r| r.ranks = 1_000_000_000, "256 experts do not divide over 1000000000 ranks"),
+        ("dirichlet:1e-9", |r| (r.ranks, r.node, r.tokens) = (7, 7, 1 << 31), "256 experts do not divide over 7 ranks"),
+    ] {
+        let got = said(word, change);
+        assert!(got.contains(why), "{word}: {got}");
+    }
+}

@@ -132,6 +132,13 @@ impl FromStr for Routing {
     }
 }
 
+/// Choices that are drawn at most: they are held twice, four bytes each, and drawn in ten seconds or so.
+const MOST_CHOICES: u64 = 1 << 28;
+/// Experts of all tokens: where few get nearly all, or groups limit the choice, every one is looked at for every token.
+const MOST_SCORES: u64 = 1 << 33;
+/// Slots that the rows of every rank are counted for.
+const MOST_COUNTS: u64 = 1 << 28;
+
 /// All that decides a route.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
@@ -193,6 +200,32 @@ impl Request {
         }
     }
 
+    /// Errors: a trace that is too long to be drawn, or too wide to be counted.
+    fn check_size(&self) -> Result<()> {
+        let (ranks, slots) = (u64::from(self.ranks), u64::from(self.experts) + u64::from(self.replicas));
+        let too_many = |what: String, most: u64, remedy: &str| {
+            let why = format!("routing: {what} are more than the {most} that are followed; {remedy}");
+            Err(Error::infeasible(why))
+        };
+        if slots.saturating_mul(ranks) > MOST_COUNTS {
+            let what = format!("{slots} slots of {ranks} ranks that rows come from");
+            return too_many(what, MOST_COUNTS, "use fewer experts or ranks, or --routing balanced");
+        }
+        if matches!(self.routing, Routing::File(_)) {
+            return Ok(());
+        }
+        let (tokens, remedy) = (self.tokens.saturating_mul(ranks), "use fewer tokens, or --routing balanced");
+        let choices = tokens.saturating_mul(self.topk.into());
+        if choices > MOST_CHOICES {
+            return too_many(format!("{choices} choices of {tokens} tokens"), MOST_CHOICES, remedy);
+        }
+        let scores = tokens.saturating_mul(self.experts.into());
+        if scores > MOST_SCORES {
+            return too_many(format!("{scores} experts of {tokens} tokens"), MOST_SCORES, remedy);
+        }
+        Ok(())
+    }
+
     /// What the router chose, by logical experts.
     pub fn trace(&self) -> Result<Trace> {
         if self.topk == 0 || self.topk > self.experts {
@@ -203,6 +236,7 @@ impl Request {
             return Err(Error::spec("routing", "ranks", "0; at least 1 is needed"));
         }
         self.check_node_limit()?;
+        self.check_size()?;
         match &self.routing {
             Routing::File(path) => {
                 let trace = file::read(path, self.experts)?;
@@ -215,7 +249,10 @@ impl Request {
 
     /// The slots that the choices go to.
     pub fn route(&self) -> Result<Route> {
-        let slots = self.experts + self.replicas;
+        let Some(slots) = self.experts.checked_add(self.replicas) else {
+            let why = format!("{} beside {} experts; use fewer", self.replicas, self.experts);
+            return Err(Error::spec("routing", "replicas", why));
+        };
         if self.routing == Routing::Balanced && self.group_limit()?.is_none() {
             return Route::new([self.ranks, self.node], slots, self.topk, Counts::Balanced { tokens: self.tokens });
         }
@@ -223,6 +260,10 @@ impl Request {
             self.routing.by_rule(self.tokens).filter(|_| self.replicas == 0 && self.node_limit.is_none())
         {
             return Route::new([self.ranks, self.node], slots, self.topk, counts);
+        }
+        if self.replicas == 0 && !self.experts.is_multiple_of(self.ranks) {
+            // Says so before anything is drawn.
+            Placement::contiguous(self.experts, self.ranks)?;
         }
         let trace = self.trace()?;
         let placement = match self.replicas {

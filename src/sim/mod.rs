@@ -141,12 +141,11 @@ pub fn simulate_measured(
         return Err(Error::plan("ranks that share a device are costed, not simulated; give each a device of its own"));
     }
     for fault in faults {
-        fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
+        check_fault(plan, machine, fault, effort).map_err(|(field, why)| Error::spec("faults", field, why))?;
     }
     if let Some(threads) = machine.kernels.threads().filter(|_| plays_threads(plan, machine, faults, effort)) {
         return threads::run(plan, machine, threads, faults, effort);
     }
-    check_planes(machine.cluster, faults)?;
     if effort.blocks && faults.iter().any(|fault| matches!(fault, Fault::Jitter { .. })) {
         return Err(Error::spec("--fidelity", "fidelity", "a block has no kernels to jitter; simulate op by op"));
     }
@@ -182,19 +181,35 @@ fn planes(cluster: &Cluster) -> u32 {
     cluster.spec.scale_out.as_ref().map_or(1, |out| out.planes)
 }
 
-/// Errors: a plane that the network has not, or its only one.
-fn check_planes(cluster: &Cluster, faults: &[Fault]) -> Result<()> {
-    let all = planes(cluster);
-    for fault in faults {
-        if let Fault::DeadPlane { plane, .. } = *fault
-            && (all < 2 || plane >= all)
-        {
-            let has = if all < 2 { "is one network".into() } else { format!("has planes 0 to {}", all - 1) };
-            let why = format!("plane {plane}; {} {has} (scale_out.planes of the cluster)", cluster.spec.name);
-            return Err(Error::spec("faults", "plane", why));
-        }
+/// Whether there is what a fault is about. Errors: the field of the fault, and why: a rank that the plan has not, a plane that
+/// the network has not, or its only one.
+pub fn check_fault(
+    plan: &Plan,
+    machine: Machine,
+    fault: &Fault,
+    effort: Effort,
+) -> std::result::Result<(), (&'static str, String)> {
+    fault.check(Some(plan.ranks())).map_err(|why| ("rank", why))?;
+    // Threads have no network, and say so themselves.
+    if plays_threads(plan, machine, std::slice::from_ref(fault), effort) {
+        return Ok(());
     }
-    Ok(())
+    let (cluster, all) = (machine.cluster, planes(machine.cluster));
+    match *fault {
+        Fault::DeadPlane { plane, .. } if all < 2 => Err((
+            "plane",
+            format!(
+                "plane {plane}; {} is one network (scale_out.planes of the cluster): leave the fault out, or take a \
+                 cluster of several, as alibaba-hpn-15k",
+                cluster.spec.name
+            ),
+        )),
+        Fault::DeadPlane { plane, .. } if plane >= all => {
+            let why = format!("plane {plane}; {} has planes 0 to {}: take one of them", cluster.spec.name, all - 1);
+            Err(("plane", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Ranks that are not well are not like others.

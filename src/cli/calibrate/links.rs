@@ -29,6 +29,10 @@ pub struct Flags {
     nodes: Option<u32>,
 }
 
+/// Full buffers of collectives come at no more than so many times the rate of a GPU's faster links: a switch that adds up, and
+/// shares that a GPU has already, make twice of it each.
+const BEYOND: f64 = 4.0;
+
 /// One log, fitted.
 #[derive(Serialize)]
 struct Fitted {
@@ -100,15 +104,38 @@ impl Flags {
         }
         let gpus = self.gpus.or(log.gpus).ok_or_else(|| said("gpus", "--gpus"))?;
         let nodes = self.nodes.or(log.nodes).ok_or_else(|| said("nodes", "--nodes"))?;
+        let most = most(cluster, gpus);
+        log.check(name, most, &cluster.name)?;
         let rows: Vec<(f64, f64)> =
             log.rows.iter().filter(|r| r.bytes > 0).map(|r| (r.bytes as f64, r.time_us * 1e-6)).collect();
         let found = fit(&rows)
             .ok_or_else(|| Error::spec(name, "rows", "fewer than two sizes; measure a range (-b 8 -e 8G -f 2)"))?;
+        let Some(rate) = found.bandwidth() else {
+            let why = "larger sizes take no longer than smaller ones, and have no bandwidth; measure larger ones (-b 8 -e 8G -f 2)";
+            return Err(Error::spec(name, "rows", why));
+        };
+        if rate > most {
+            let why = format!(
+                "fitted at {:.0} GB/s, which links of {} are not for; measure larger sizes (-b 8 -e 8G -f 2), or name another \
+                 --cluster",
+                rate / 1e9,
+                cluster.name
+            );
+            return Err(Error::spec(name, "rows", why));
+        }
         let source = file.file_name().map_or(name.to_string(), |n| n.to_string_lossy().into_owned());
         cluster.measured.retain(|m| (m.op, m.gpus, m.nodes) != (kind, gpus, nodes));
         cluster.measured.push(found.measured(kind, gpus, nodes, &source));
         Ok(fitted(name, op, (gpus, nodes), &rows, found))
     }
+}
+
+/// Bytes a second of a full buffer beyond which something is wrong. What one GPU does alone goes over no link.
+fn most(cluster: &ClusterSpec, gpus: u32) -> f64 {
+    let (inside, between) = (&cluster.scale_up, cluster.scale_out.as_ref().map(|out| out.raw.value));
+    let reduced = inside.switch_reduce.as_ref().map(|rate| rate.value);
+    let rates = [inside.bandwidth.value, inside.p2p.value].into_iter().chain(reduced).chain(between);
+    if gpus == 1 { f64::INFINITY } else { BEYOND * rates.map(|rate| rate.value()).fold(0.0, f64::max) }
 }
 
 fn fitted(file: &str, op: String, (gpus, nodes): (u32, u32), rows: &[(f64, f64)], found: Fit) -> Fitted {

@@ -50,7 +50,10 @@ impl Checkpoints {
         let before = loader
             .as_ref()
             .map_or(Before::default(), |loader| Before { steps: loader.index.step, sequences: loader.index.sequences });
-        let last = before.steps + steps;
+        let last = before.steps.checked_add(steps).ok_or_else(|| {
+            let why = format!("{steps} behind step {} are more than can be counted; use fewer", before.steps);
+            Error::spec("the command line", "--steps", why)
+        })?;
         let kept = Kept { saver: None, loader, every: self.save_every.unwrap_or(last), last, before };
         let Some(dir) = &self.save else { return Ok(kept) };
         let saver = Saver::new(dir, seed, before)?;

@@ -15,8 +15,8 @@ use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
-use crate::sim::{BlockTime, BlockTimes, Effort, Fault, Faults, Hang, SharedLink, Simulated};
-use crate::sim::{plays_threads, simulate_measured};
+use crate::sim::{BlockTime, BlockTimes, Effort, Fault, Faults, Hang, Machine, SharedLink, Simulated};
+use crate::sim::{check_fault, plays_threads, simulate_measured};
 use crate::units::Seconds;
 use clap::{Args, ValueEnum};
 use explain::{WhatIf, explain};
@@ -143,8 +143,22 @@ struct Wrong {
 }
 
 impl Wrong {
+    fn file(&self) -> Result<Faults> {
+        Ok(self.faults.as_deref().map(Faults::load).transpose()?.unwrap_or_default())
+    }
+
+    /// Errors: a fault of the file that the plan and its machine cannot have.
+    fn check_file(&self, plan: &Plan, machine: Machine, effort: Effort) -> Result<()> {
+        let name = self.faults.as_ref().map_or(String::new(), |path| path.display().to_string());
+        for (at, fault) in self.file()?.faults.iter().enumerate() {
+            check_fault(plan, machine, fault, effort)
+                .map_err(|(field, why)| Error::spec(&name, format!("faults[{at}].{field}"), why))?;
+        }
+        Ok(())
+    }
+
     fn all(&self) -> Result<(Vec<Fault>, f64)> {
-        let file = self.faults.as_deref().map(Faults::load).transpose()?.unwrap_or_default();
+        let file = self.file()?;
         let words = [&self.slow_gpu, &self.slow_link, &self.flap, &self.dead, &self.dead_plane, &self.jitter];
         let faults = file.faults.into_iter().chain(words.into_iter().flatten().cloned()).collect();
         let watchdog = self.watchdog.or(file.watchdog_s).unwrap_or(WATCHDOG_S);
@@ -222,6 +236,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
     let (seed, watchdog_ps) = (flags.seed, picoseconds(Seconds::new(watchdog)));
     let effort = Effort { spans, why: true, blocks, apart, seed, watchdog: watchdog_ps, ..Effort::SUMS };
+    flags.wrong.check_file(&plan, chosen.case.machine(), effort)?;
     let times = flags.times()?;
     if !times.blocks.is_empty() {
         times.check(&BlockTimes::predicted(&plan, chosen.case.machine())?)?;

@@ -21,7 +21,7 @@ use crate::spec::{
     AttentionSpec, ClusterSpec, Dtype, GpuSpec, LlmSpec, Mask, Mixer, Options, Parallelism, Pass, StackSpec,
 };
 use crate::strategy::feasible::that_apply;
-use crate::strategy::{Engines, attention_pass};
+use crate::strategy::{Engines, attention_pass, guard};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -103,6 +103,7 @@ pub struct Map {
 pub fn crossover(question: &Question, dir: &Path) -> Result<Map> {
     let rig = Rig::new(question)?;
     let places = question.places()?;
+    question.check_ranks()?;
     let cells = places.par_iter().map(|place| rig.cell(place)).collect::<Result<Vec<Cell>>>()?;
     let files = store::write(question, &cells, dir)?;
     Ok(Map { cells, files })
@@ -184,6 +185,36 @@ impl Question {
             }
         }
         Ok(places)
+    }
+
+    fn spec(&self, place: &Place, mask: Mask) -> AttentionSpec {
+        AttentionSpec {
+            batch: 1,
+            seq_len: place.seq_len,
+            heads: self.heads,
+            kv_heads: place.kv_heads,
+            head_dim: self.head_dim,
+            mask,
+            dtype: self.dtype,
+        }
+    }
+
+    /// Errors: ranks of which no ring is costed. All of a ring do different work in every step, so that a long one takes the square
+    /// of its length, in time and in memory; a map that said that it cannot run would be wrong.
+    fn check_ranks(&self) -> Result<()> {
+        for &ranks in &self.ranks {
+            // The shortest sequence that they share: it is their number that counts.
+            let (seq_len, kv_heads) = (2 * u64::from(ranks), self.heads);
+            let place = Place { links: Links::AsTheyStand, kv_heads, seq_len, ranks };
+            let [_, ring] = both(ranks);
+            match guard::attention(&self.spec(&place, Mask::new(true)), &ring) {
+                Err(Error::Infeasible(why)) if why.starts_with(guard::SIZE) => {
+                    return Err(Error::Infeasible(why).and("leave such --ranks out"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -271,16 +302,7 @@ impl<'a> Rig<'a> {
     }
 
     fn plan(&self, cluster: &Cluster, place: &Place, par: &Parallelism, mask: Mask) -> Result<Plan> {
-        let q = self.question;
-        let spec = AttentionSpec {
-            batch: 1,
-            seq_len: place.seq_len,
-            heads: q.heads,
-            kv_heads: place.kv_heads,
-            head_dim: q.head_dim,
-            mask,
-            dtype: q.dtype,
-        };
+        let spec = self.question.spec(place, mask);
         let engines = Engines::of(&self.stack, &cluster.spec);
         attention_pass::build(&spec, Pass::ForwardBackward, par, engines)
     }
@@ -294,7 +316,8 @@ impl<'a> Rig<'a> {
     /// where there is no such plan.
     fn with_all_heads(&self, place: &Place) -> Option<f64> {
         let cluster = place.links.of(&self.cluster, 1).and_then(|spec| Cluster::new(&spec, &self.gpu, 1)).ok()?;
-        let of = |(mask, share)| {
+        let of = |(mask, share): (Mask, f64)| {
+            guard::attention(&self.question.spec(place, mask.clone()), &Parallelism::default())?;
             let plan = self.plan(&cluster, place, &Parallelism::default(), mask)?;
             Ok(share * self.costed(&cluster, &plan)?.attention_s)
         };
@@ -473,6 +496,10 @@ mod tests {
         assert!(said(Question { links: vec![], ..question() }).contains("a list is empty"));
         let overlap = vec!["burst+tp-overlap".parse().unwrap()];
         assert!(said(Question { options: overlap, ..question() }).contains("tp-overlap says nothing"));
+        // Before any of it is costed: 4096 ranks took more than a minute, and the memory of as many squared.
+        let long = Question { ranks: vec![2048], seq_len: vec![1 << 17], ..question() };
+        let why = said(long);
+        assert!(why.contains("size: ring 2048") && why.contains("leave such --ranks"), "{why}");
         let one_node = Question { cluster: "local-cpu".into(), stack: "cpu".into(), dtype: Dtype::F32, ..question() };
         assert!(said(one_node).contains("there is no network"));
     }
