@@ -293,7 +293,7 @@ mod tests {
             let why = said(&format!("noise\n{line}\n"));
             assert!(why.contains("a.log: line 2") && why.contains("#wrong") && why.contains("measure again"), "{why}");
         }
-        let row = " 1024 128 float sum -1 9.5 0.1 0.1\n";
+        let row = " 1024 128 float sum -1 9.5 0.1 0.1 9.0 0.1 0.1\n";
         let why = said(&format!("{row}[1,0]<stdout>:# Out of bounds values : 9 FAILED\n"));
         assert!(why.contains("a.log: line 2") && why.contains("data check failed"), "{why}");
         // So is a bandwidth below what was hoped for, and that is no wrong value.

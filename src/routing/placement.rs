@@ -15,7 +15,7 @@ impl Placement {
     /// Expert after expert over the ranks, one slot each.
     pub fn contiguous(experts: u32, ranks: u32) -> Result<Placement> {
         if ranks == 0 || !experts.is_multiple_of(ranks) {
-            let lacking = (experts / ranks.max(1) + 1) * ranks - experts;
+            let lacking = u64::from(experts / ranks.max(1) + 1) * u64::from(ranks) - u64::from(experts);
             let why = format!("{experts} experts do not divide over {ranks} ranks; add {lacking} replicas");
             return Err(Error::spec("placement", "experts", why));
         }

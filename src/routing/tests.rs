@@ -239,8 +239,8 @@ fn what_is_too_much_to_draw_is_refused() {
         ("ragged", |r| r.experts = 1 << 31, "fewer experts or ranks"),
         ("uniform", |r| r.replicas = 1 << 31, "fewer experts or ranks"),
         ("balanced", |r| r.replicas = u32::MAX, "use fewer"),
-        ("uniform", |r| r.ranks = 1_000_000_000, "256 slots do not divide over 1000000000 ranks"),
-        ("dirichlet:1e-9", |r| (r.ranks, r.node, r.tokens) = (7, 7, 1 << 31), "256 slots do not divide over 7 ranks"),
+        ("uniform", |r| r.ranks = 1_000_000_000, "256 experts do not divide over 1000000000 ranks"),
+        ("dirichlet:1e-9", |r| (r.ranks, r.node, r.tokens) = (7, 7, 1 << 31), "256 experts do not divide over 7 ranks"),
     ] {
         let got = said(word, change);
         assert!(got.contains(why), "{word}: {got}");

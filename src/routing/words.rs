@@ -263,7 +263,7 @@ impl Request {
         }
         if self.replicas == 0 && !self.experts.is_multiple_of(self.ranks) {
             // Says so before anything is drawn.
-            return Route::new([self.ranks, self.node], slots, self.topk, Counts::Balanced { tokens: self.tokens });
+            Placement::contiguous(self.experts, self.ranks)?;
         }
         let trace = self.trace()?;
         let placement = match self.replicas {
