@@ -868,9 +868,10 @@ fn machines_that_cannot_be_are_refused() {
 #[test]
 fn logs_of_times_that_scatter_are_no_lines() {
     let dir = folder();
-    let row =
-        |i: u32| format!(" {} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), [9, 900_000][i as usize % 2]);
-    fs::write(dir.path().join("all_reduce.log"), (3..20).map(row).collect::<String>()).unwrap();
+    // They grow with the bytes, but every second size takes 400 times as long as the others.
+    let time = |i: u32| 10.0 + f64::from(1 << i) / 1e5 * [1.0, 400.0][i as usize % 2];
+    let row = |i: u32| format!(" {} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), time(i));
+    fs::write(dir.path().join("all_reduce.log"), (14..30).map(row).collect::<String>()).unwrap();
     let line = "calibrate --from-nccl-tests all_reduce.log --gpus 8 --nodes 1";
     succeeds(dir.path(), line);
     let (code, _, err) = said(dir.path(), &format!("{line} --out mine.json"));
