@@ -235,7 +235,7 @@ fn what_is_too_much_to_draw_is_refused() {
         ("ragged", |r| r.tokens = u64::MAX, "fewer tokens, or --routing balanced"),
         ("ratio:1e9", |r| r.tokens = 10_000_000, "fewer tokens"),
         ("zipf:1", |r| (r.topk, r.tokens) = (1, 8_000_000), "experts of 256000000 tokens"),
-        ("zipf:1", wide, "2000000 slots of 2000000 ranks"),
+        ("zipf:1", wide, "4000000000000 counts of rows, 2000000 ranks by 2000000 slots, are"),
         ("ragged", |r| r.experts = 1 << 31, "fewer experts or ranks"),
         ("uniform", |r| r.replicas = 1 << 31, "fewer experts or ranks"),
         ("balanced", |r| r.replicas = u32::MAX, "use fewer"),

@@ -207,8 +207,9 @@ impl Request {
             let why = format!("routing: {what} are more than the {most} that are followed; {remedy}");
             Err(Error::infeasible(why))
         };
-        if slots.saturating_mul(ranks) > MOST_COUNTS {
-            let what = format!("{slots} slots of {ranks} ranks that rows come from");
+        let counts = slots.saturating_mul(ranks);
+        if counts > MOST_COUNTS {
+            let what = format!("{counts} counts of rows, {ranks} ranks by {slots} slots,");
             return too_many(what, MOST_COUNTS, "use fewer experts or ranks, or --routing balanced");
         }
         if matches!(self.routing, Routing::File(_)) {

@@ -30,7 +30,7 @@ use probe::{Probe, Shape, Short};
 use rayon::prelude::*;
 use row::{fastest, is_slow, row, slow, step};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -104,7 +104,7 @@ struct Search<'s> {
     case: &'s Case,
     question: &'s Question,
     store: Option<Store>,
-    rows: HashMap<String, Row>,
+    rows: BTreeMap<Point, Row>,
     progress: Progress<'s>,
     stop: Stop<'s>,
 }
@@ -151,7 +151,7 @@ pub fn search(
     if let Some(store) = store.as_mut().filter(|store| !still_right(&case, store.rows())) {
         store.clear()?;
     }
-    let rows = store.iter().flat_map(Store::rows).map(|row| (key(&Point::of_row(row)), row.clone())).collect();
+    let rows = store.iter().flat_map(Store::rows).map(|row| (Point::of_row(row), row.clone())).collect();
     let mut search = Search { case: &case, question, store, rows, progress, stop };
     let mut all = vec![];
     for &seq_len in &question.seq_len {
@@ -190,11 +190,6 @@ fn write_refined(dir: &Path, found: &[Found]) -> Result<PathBuf> {
     let bytes: Vec<u8> = store::names().into_iter().chain(rows).collect();
     std::fs::write(&path, bytes).map_err(Error::io(&path))?;
     Ok(path)
-}
-
-/// Points are compared as rows name them.
-fn key(point: &Point) -> String {
-    format!("{point:?}")
 }
 
 impl Search<'_> {
@@ -320,7 +315,7 @@ impl Search<'_> {
         let (case, known, stop) = (self.case, &self.rows, self.stop);
         // What was too slow for one limit may not be for another, and the other way round: what is found hangs on the
         // limit alone, and not on what was looked at before.
-        let rows = points.par_iter().map(|point| match known.get(&key(point)) {
+        let rows = points.par_iter().map(|point| match known.get(point) {
             Some(row) if row.step_time_s.is_some() && step(row) >= limit => Ok(Some((slow(row.clone()), false))),
             Some(row) if !is_slow(row) => Ok(Some((row.clone(), false))),
             _ if stop() => Ok(None),
@@ -331,7 +326,7 @@ impl Search<'_> {
             if let Some(store) = self.store.as_mut().filter(|_| keep) {
                 store.append(row.clone(), &store::written(row))?;
             }
-            self.rows.insert(key(&Point::of_row(row)), row.clone());
+            self.rows.insert(Point::of_row(row), row.clone());
         }
         Ok(rows.into_iter().map(|row| row.map(|(row, _)| row)).collect())
     }
@@ -340,7 +335,7 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Dispatch, Options, Recompute, Schedule};
+    use crate::spec::{Dispatch, Options, Parallelism, Recompute, Schedule};
 
     fn dense() -> Question {
         let space = Space {
@@ -468,6 +463,34 @@ mod tests {
         assert_eq!(best, 1.0);
         // Where there is no choice there is no line.
         assert!(got.values.iter().all(|v| v.choice != "ep"), "{:?}", got.values);
+    }
+
+    /// Nobody says that a value is slow whose ways are fast and do not fit.
+    #[test]
+    fn a_value_that_does_not_fit_is_not_called_slow() {
+        let question = dense();
+        let case = question.case().unwrap();
+        let par = Parallelism { dp: 16, ..Parallelism::default() };
+        let fits = Point { seq_len: 8192, global_batch: 64, micro_batch: 1, par };
+        let too_large = Point { par: Parallelism { dp: 8, tp: 2, ..par }, ..fits };
+        let costed = |point: &Point| row(&case, point, f64::INFINITY).unwrap();
+        let rows = [
+            Row { feasible: true, why: String::new(), ..costed(&fits) },
+            Row { feasible: false, why: "memory: needs at least 90 GiB".into(), ..costed(&too_large) },
+        ];
+        let best = step(&rows[0]);
+        let said = |over: f64| {
+            let candidates = [(fits, best), (too_large, over * best)].map(|(point, s)| Candidate::bounded(point, s));
+            let (progress, stop): (Progress, Stop) = (&|_, _, _| {}, &|| false);
+            let mut search =
+                Search { case: &case, question: &question, store: None, rows: BTreeMap::new(), progress, stop };
+            let mut costed = rows.to_vec();
+            let found = values::values(&mut search, &candidates, &mut costed, &mut Counts::default()).unwrap();
+            let of_two = found.into_iter().find(|value| (value.choice, value.value.as_str()) == ("tp", "2")).unwrap();
+            assert!(of_two.row.is_none() && costed.len() == rows.len());
+            of_two.at_least
+        };
+        assert_eq!([said(1.1), said(1.6)], [None, Some(CEILING)]);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What it costs to choose otherwise: the fastest way with each value of each choice.
 
-use super::{Candidate, Counts, Found, Search, Wanted, fastest, is_slow, key, step};
+use super::{Candidate, Counts, Found, Search, Wanted, fastest, is_slow, step};
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::Schedule;
 use crate::sweep::Point;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The fastest way found with one value of a choice.
 #[derive(Debug, Clone, Serialize)]
@@ -86,8 +86,9 @@ pub fn values(
             continue;
         }
         for ((_, value), with) in by_value {
+            let with = as_costed(with, costed);
+            let slow = with.iter().all(|way| way.least() >= best * CEILING);
             let promising = promising(with, costed);
-            let slow = promising.first().is_none_or(|first| first.least() >= best * CEILING);
             let has = |row: &Row| value_of(&Point::of_row(row)) == value;
             let wanted = Wanted { ways: 1, within: best * CEILING };
             more_with(search, &promising, wanted, (&mut *costed, &mut *counts), has)?;
@@ -107,15 +108,19 @@ pub fn values(
     Ok(found.filter(|value| !stopped || value.row.is_some() || value.at_least.is_some()).collect())
 }
 
-/// The first few of those with a value, by what is known of their steps: those that were costed, and found too slow for
-/// what was asked then, by that. Those that are known not to fit are none of them.
-fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
+/// Those with a value, of which those that were costed, and found too slow for what was asked then, have their steps.
+fn as_costed(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
     let slow = costed.iter().filter(|row| is_slow(row));
-    let known: HashMap<String, f64> = slow.map(|row| (key(&Point::of_row(row)), step(row))).collect();
+    let known: BTreeMap<Point, f64> = slow.map(|row| (Point::of_row(row), step(row))).collect();
+    with.iter_mut().for_each(|candidate| candidate.step = known.get(&candidate.point).copied());
+    with
+}
+
+/// The first few of them, by what is known of their steps; those that are known not to fit are none of them.
+fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
     let no_room = costed.iter().filter(|row| !row.feasible && !is_slow(row));
-    let no_room: HashSet<String> = no_room.map(|row| key(&Point::of_row(row))).collect();
-    with.retain(|candidate| !no_room.contains(&key(&candidate.point)));
-    with.iter_mut().for_each(|candidate| candidate.step = known.get(&key(&candidate.point)).copied());
+    let no_room: BTreeSet<Point> = no_room.map(Point::of_row).collect();
+    with.retain(|candidate| !no_room.contains(&candidate.point));
     with.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
     with.truncate(TRIES);
     with
