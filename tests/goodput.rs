@@ -237,6 +237,9 @@ fn an_optimizer_that_keeps_less_has_less_to_save() {
     let of = |words: &str| state_bytes(&model, Dtype::Bf16, &words.parse().unwrap()) / model.params() as f64;
     let all = ["default", "bf16-moments", "no-master", "bf16-grads+bf16-moments+no-master"].map(of);
     assert_eq!(all, [14.0, 10.0, 10.0, 6.0]);
+    // But for the two tables, 1 % of the weights, Muon keeps a number less of each.
+    let muon = of("muon");
+    assert!((muon - 10.0 - 4.0 * 2.0 * 128_256.0 * 16_384.0 / model.params() as f64).abs() < 1e-3, "{muon}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! and the weights after the optimizer.
 
 use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{DenseConfig, StepResult, step};
+use foretrain::exec::reference::{DenseConfig, StepResult, muon, step};
 use foretrain::exec::source::Source;
 use foretrain::exec::{Options, Run, execute};
 use foretrain::plan::{
@@ -87,7 +87,11 @@ fn run(plan: &Plan) -> Run {
 
 fn reference(plan: &Plan) -> StepResult {
     let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-    let mut cfg = DenseConfig { documents, ..DenseConfig::from(plan.model().expect("a step has a model")) };
+    let mut cfg = DenseConfig {
+        documents,
+        muon: muon::pieces(plan),
+        ..DenseConfig::from(plan.model().expect("a step has a model"))
+    };
     if plan.about.par.options.unfused {
         cfg.blocks.attention_dropout = cfg.blocks.dropout;
     }

@@ -50,7 +50,10 @@ fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
 }
 
 fn dense(plan: &Plan, source: &Source, steps: u64) -> Vec<StepResult> {
-    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let cfg = DenseConfig {
+        muon: reference::muon::pieces(plan),
+        ..DenseConfig::from(plan.model().expect("a step has a model"))
+    };
     let batches = (1..=steps).map(|step| source.batch(plan, step));
     reference::train(&cfg, &source.weights(plan), batches, &ADAM)
 }

@@ -84,6 +84,10 @@ pub struct Extents<'p> {
 impl<'p> Extents<'p> {
     /// Errors: the plan trains nothing.
     pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Result<Extents<'p>> {
+        if plan.kernels().any(|kernel| matches!(kernel, Kernel::Muon(_))) {
+            let why = "checkpoint: the state of Muon is not saved or loaded yet; leave --save and --load out, or options muon";
+            return Err(Error::infeasible(why));
+        }
         let mut updated = BTreeMap::new();
         for program in 0..plan.programs.len() as u32 {
             let line = Line::program(plan, atoms, program)?;

@@ -100,7 +100,17 @@ mod tests {
 
     fn param(elems: u64) -> Param {
         let name = "w".into();
-        Param { name, weight: 0, grad: 1, slot: 0, rows: [0, elems], shape: vec![elems], shard: None, stages: vec![] }
+        Param {
+            name,
+            weight: 0,
+            grad: 1,
+            slot: 0,
+            rows: [0, elems],
+            shape: vec![elems],
+            shard: None,
+            stages: vec![],
+            matrices: vec![],
+        }
     }
 
     fn held(param: &Param, runs: Vec<Run>) -> Vec<Held<'_>> {

@@ -56,17 +56,18 @@ impl Checkpoint {
 
 /// Bytes of weights, of modules of multi-token prediction too, and of Adam's state: two moments in f32 (f64 where that is trained
 /// in), and a master copy where the weights themselves are narrower. 14 bytes a parameter in bf16, less where `options` keep
-/// moments in bf16 or no master copy.
+/// moments in bf16 or no master copy, or where matrices of layers have one moment alone (Muon's).
 pub fn state_bytes(model: &LlmSpec, dtype: Dtype, options: &Options) -> f64 {
-    let per_param = match dtype {
+    let (per_param, moment) = match dtype {
         // Nothing is trained in integers.
         Dtype::Bf16 | Dtype::U32 | Dtype::U8 => {
             let master = if options.no_master { 0 } else { 4 };
             let moment = if options.bf16_moments { 2 } else { 4 };
-            2 + master + 2 * moment
+            (2 + master + 2 * moment, moment)
         }
-        Dtype::F32 => 4 + 2 * 4,
-        Dtype::F64 => 8 + 2 * 8,
+        Dtype::F32 => (4 + 2 * 4, 4),
+        Dtype::F64 => (8 + 2 * 8, 8),
     };
-    (model.params() + model.mtp_params()) as f64 * f64::from(per_param)
+    let spared = if options.muon { model.matrix_params() * moment } else { 0 };
+    ((model.params() + model.mtp_params()) * per_param - spared) as f64
 }

@@ -1,6 +1,5 @@
 //! Which tensors live from before a step to after it.
 
-use super::kernel::Kernel;
 use super::op::*;
 use super::program::Plan;
 use std::collections::BTreeSet;
@@ -33,9 +32,7 @@ impl Read<'_> {
         let mut all = BTreeSet::new();
         for op in ops {
             match &op.kind {
-                OpKind::Compute { kernel: Kernel::Adam { .. }, reads, .. } => {
-                    all.extend(reads.iter().map(|buf| buf.of))
-                }
+                OpKind::Compute { kernel, reads, .. } if kernel.steps() => all.extend(reads.iter().map(|buf| buf.of)),
                 // Gradients are copied for the optimizer alone.
                 OpKind::Copy { src, .. } => drop(all.insert(src.of)),
                 OpKind::Call { block, args, .. } => {

@@ -13,6 +13,7 @@ pub mod link;
 pub mod matching;
 pub mod memory;
 pub mod mesh;
+pub mod muon;
 pub mod op;
 pub mod optimizer;
 pub mod order;

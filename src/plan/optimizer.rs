@@ -2,6 +2,7 @@
 //! weight decay is Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1). Moments are corrected for having started at
 //! zero; every weight decays, norms and biases as well.
 
+use super::muon::MuonKernel;
 use super::op::OpKind;
 use super::program::Plan;
 use super::{Kernel, Op};
@@ -36,10 +37,11 @@ impl Default for Adam {
 impl Plan {
     /// The optimizer's constants; none for a plan that updates no weights.
     pub fn optimizer(&self) -> Option<Adam> {
-        self.kernels().find_map(|kernel| match *kernel {
-            Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
+        self.kernels().find_map(|kernel| match kernel {
+            &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
                 Some(Adam { lr, beta1, beta2, eps, weight_decay })
             }
+            Kernel::Muon(MuonKernel::Update { adam, .. }) => Some(*adam),
             _ => None,
         })
     }
@@ -52,8 +54,13 @@ impl Plan {
     }
 }
 
-fn set(op: &mut Op, adam: Adam) {
-    if let OpKind::Compute { kernel: Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. }, .. } = &mut op.kind {
-        (*lr, *beta1, *beta2, *eps, *weight_decay) = (adam.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay);
+fn set(op: &mut Op, to: Adam) {
+    let OpKind::Compute { kernel, .. } = &mut op.kind else { return };
+    match kernel {
+        Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
+            (*lr, *beta1, *beta2, *eps, *weight_decay) = (to.lr, to.beta1, to.beta2, to.eps, to.weight_decay);
+        }
+        Kernel::Muon(MuonKernel::Update { adam, .. }) => *adam = to,
+        _ => {}
     }
 }

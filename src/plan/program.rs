@@ -72,6 +72,11 @@ impl Shard {
         self.parts(ranks).map(|(block, parts, _)| block.div_ceil(parts)).sum()
     }
 
+    /// The same of each block.
+    pub fn locals(&self, ranks: u64) -> Vec<u64> {
+        self.parts(ranks).map(|(block, parts, _)| block.div_ceil(parts)).collect()
+    }
+
     /// Of each block its size, the parts that it is cut into, and the ranks that have the same part.
     fn parts(&self, ranks: u64) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         let copies = self.copies.iter().copied().chain(std::iter::repeat(1));
@@ -120,6 +125,10 @@ pub struct Param {
     /// The pipeline stages that have it; empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<u32>,
+    /// Rows of the matrices that stand in it one behind the other, again and again until all of it is told, where Muon makes their
+    /// momentum orthogonal: a rank the part that it has. Empty: it is Adam's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matrices: Vec<u64>,
 }
 
 /// The full-precision copy of a weight tensor, or of one rank's share of it.

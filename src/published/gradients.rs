@@ -41,6 +41,11 @@ pub fn is_pure_bf16(run: &Training) -> bool {
     says.iter().any(|word| text.contains(word))
 }
 
+/// Whether matrices are stated to be updated by Muon.
+pub fn is_muon(run: &Training) -> bool {
+    [&run.system, &run.notes].iter().any(|text| tokens(&affirmed(text)).iter().any(|word| word.contains("muon")))
+}
+
 /// Whether gradients of a run take 16 bits; `zero` is its stage of sharding.
 pub fn are_halved(run: &Training, zero: u32) -> bool {
     let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
@@ -90,6 +95,15 @@ mod tests {
         };
         assert!(of("Megatron-DeepSpeed (BigScience)", 12, 1) && !of("Megatron-DeepSpeed", 12, 0));
         assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1) && !of("GPT-NeoX (DeepSpeed)", 4, 1));
+    }
+
+    #[test]
+    fn muon_where_it_is_said() {
+        let of = |system: &str, notes: &str| {
+            is_muon(&Training { system: system.into(), notes: notes.into(), ..Training::default() })
+        };
+        assert!(of("Levanter (JAX), FSDP, MuonH optimizer", "") && of("Megatron-LM", "trained with Muon (Moonlight)"));
+        assert!(!of("Megatron-LM", "AdamW, no Muon") && !of("Megatron-LM", "optimizer not stated"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::human;
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::error::{Error, Result};
-use crate::plan::kernel::is_attention;
+use crate::plan::kernel::{is_attention, is_product};
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
@@ -282,7 +282,7 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
     let mut rest = 0.0;
     for (kernel, s) in &usage.by_kernel {
         *match *kernel {
-            "matmul" | "grouped_matmul" => &mut gemm,
+            kernel if is_product(kernel) => &mut gemm,
             kernel if is_attention(kernel) => &mut attention,
             _ => &mut rest,
         } += s;

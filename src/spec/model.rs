@@ -320,6 +320,11 @@ impl LlmSpec {
         self.layers_matmul(visited) + self.layers_vectors() + outside
     }
 
+    /// Weights of matrices in layers, which Muon may update.
+    pub fn matrix_params(&self) -> u64 {
+        self.layers_matmul(|moe| moe.experts)
+    }
+
     /// All weights. A tied output projection counts once.
     pub fn params(&self) -> u64 {
         self.params_with(|moe| moe.experts)

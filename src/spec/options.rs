@@ -66,6 +66,8 @@ pub struct Options {
     pub no_sync: bool,
     /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
     pub bf16_grads: bool,
+    /// Matrices of layers move by their orthogonal momentum, all else by Adam.
+    pub muon: bool,
     /// Adam's moments are kept in the dtype of the weights, and not in fp32.
     pub bf16_moments: bool,
     /// The optimizer updates the weights themselves, and keeps no copy of them in fp32.

@@ -23,6 +23,7 @@
 //! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
 //! weight is copied back as it is there.
 
+use crate::plan::muon::{Matrices, Part};
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{
     Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via,
@@ -39,7 +40,8 @@ pub struct FlatWeights {
     /// bits or sharded. Where there is to be none, the share itself.
     master: Option<Buf>,
     m: Buf,
-    v: Buf,
+    /// Of what has no second moments, where it is Muon's, none.
+    v: Option<Buf>,
     /// The share of the new weights, sent to everyone; with ZeRO 3 all that a rank keeps of them.
     weight_share: Option<Buf>,
     /// A sum of one microbatch, to be added to the share.
@@ -153,8 +155,31 @@ impl DataParallel {
     /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state. What is
     /// whole only for a while has room for `whole` of them.
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
+        self.weights_of(b, name, elems, [slots, whole], None)
+    }
+
+    /// The ranks that optimizer state is shared out to.
+    pub fn parts(&self) -> u64 {
+        if self.sharded() { self.sharing() } else { 1 }
+    }
+
+    /// What a rank has of the optimizer of weights in which matrices stand.
+    pub fn part(&self, elems: u64, matrices: Vec<Matrices>) -> Part {
+        let share = elems.next_multiple_of(self.sharing()) / self.parts();
+        Part::new(share, self.parts(), self.sharded().then(|| self.within().clone()), matrices)
+    }
+
+    /// The same, `[slots, whole]`; with second moments for so many elements of a rank's share alone, where `others` says so.
+    pub fn weights_of(
+        &self,
+        b: &mut Builder,
+        name: &str,
+        elems: u64,
+        [slots, whole]: [u32; 2],
+        others: Option<u64>,
+    ) -> FlatWeights {
         let elems = elems.next_multiple_of(self.sharing());
-        let share = if self.sharded() { elems / self.sharing() } else { elems };
+        let share = elems / self.parts();
         let mut some = |what: &str, elems, dtype, kind, slots| {
             let name = if b.keeps_names() { format!("{what}.{name}") } else { String::new() };
             b.tensor(&name, &[elems], dtype, kind, slots)
@@ -169,13 +194,16 @@ impl DataParallel {
         };
         let partial =
             self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
-        let mut state = |what: &str, dtype| match self.offload {
-            true => b.host_tensor(&format!("{what}.{name}"), &[share], dtype, TensorKind::OptState, slots),
-            false => b.tensor(&format!("{what}.{name}"), &[share], dtype, TensorKind::OptState, slots),
+        let mut state = |what: &str, elems, dtype| match self.offload {
+            true => b.host_tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),
+            false => b.tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),
         };
-        let (m, v) = (state("adam_m", self.moments), state("adam_v", self.moments));
+        let (first, second) = if others.is_some() { ("muon_m", "muon_v") } else { ("adam_m", "adam_v") };
+        let m = state(first, share, self.moments);
+        let others = others.unwrap_or(share);
+        let v = (others > 0).then(|| state(second, others, self.moments));
         let keeps_master = !self.no_master && (self.sharded() || self.dtype != self.acc || self.offload);
-        let master = keeps_master.then(|| state("master", self.acc));
+        let master = keeps_master.then(|| state("master", share, self.acc));
         let away = self.offload.then(|| {
             let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.of_share(), TensorKind::Grad, slots);
             // One is copied back while the CPU writes the next.
@@ -289,7 +317,8 @@ impl DataParallel {
 
     /// What an update touches of a slot of the weights, one after the other; on the CPU it is another matter.
     pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
-        let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m), ("adam_v", w.v)];
+        let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m)];
+        all.extend(w.v.map(|v| ("adam_v", v)));
         all.extend(self.sums_whole().then_some(("g", w.grad)));
         all.extend(w.master.filter(|_| !self.no_master).map(|master| ("master", master)));
         all.extend(w.weight_share.map(|share| ("w_share", share)));
@@ -306,7 +335,7 @@ impl DataParallel {
             grad: of(w.grad),
             grad_share: of(w.grad_share),
             m: of(w.m),
-            v: of(w.v),
+            v: w.v.map(&of),
             master: w.master.map(&of),
             weight_share: w.weight_share.map(&of),
             ..*w
@@ -319,18 +348,15 @@ impl DataParallel {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
         let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
         let at = |buf: Buf| buf.slot(slot);
-        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
+        let v = w.v.expect("Adam keeps second moments of all");
+        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(v)];
         let new = at(w.weight_share.unwrap_or(w.weight));
         let named = |b: &Builder, what: &str| match (b.keeps_names(), label) {
             (false, _) => String::new(),
             (true, "") => what.into(),
             (true, label) => format!("{what}.{label}"),
         };
-        if self.sums_whole() {
-            let (name, group) = (named(b, "own_grad"), self.group.clone());
-            let own = Kernel::OwnRows { rows: w.share, cols: 1, ranks: self.ranks, group };
-            b.compute(&name, own, &[at(w.grad)], &[at(w.grad_share)]);
-        }
+        self.own_gradient(b, &named(b, "own_grad"), w, slot);
         let name = named(b, "adam");
         if let Some([grad, weight]) = w.away {
             let weight = weight.slot(slot % 2);
@@ -348,11 +374,46 @@ impl DataParallel {
             let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
             b.compute(&name, kernel, &reads, &writes);
         }
-        if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
-            let (src, dst) = (at(share), at(w.weight));
-            let name = named(b, "all_gather");
-            self.collective(b, &name, self.within(), CollectiveKind::AllGather, src, dst, self.dtype);
+        self.gather_new(b, &named(b, "all_gather"), w, slot);
+    }
+
+    /// The rank's share of a gradient that was summed whole.
+    pub fn own_gradient(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
+        if self.sums_whole() {
+            let own = Kernel::OwnRows { rows: w.share, cols: 1, ranks: self.ranks, group: self.group.clone() };
+            b.compute(label, own, &[w.grad.slot(slot)], &[w.grad_share.slot(slot)]);
         }
+    }
+
+    /// The shares of new weights, put together where ranks keep them whole.
+    pub fn gather_new(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
+        if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
+            let (src, dst) = (share.slot(slot), w.weight.slot(slot));
+            self.collective(b, label, self.within(), CollectiveKind::AllGather, src, dst, self.dtype);
+        }
+    }
+
+    /// The summed gradient and the momentum of a slot.
+    pub fn momentum_of(&self, w: &FlatWeights, slot: u32) -> [Buf; 2] {
+        [w.grad_share, w.m].map(|buf| buf.slot(slot))
+    }
+
+    /// Updates a slot by a kernel that is told `by` what matrices move.
+    pub fn move_by(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, kernel: Kernel, by: Buf) {
+        let at = |buf: Buf| buf.slot(slot);
+        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m)];
+        writes.extend(w.v.map(at));
+        let reads: Vec<Buf> = [at(w.grad_share), by].into_iter().chain(writes.iter().copied()).collect();
+        let new = at(w.weight_share.unwrap_or(w.weight));
+        if new != writes[0] {
+            writes.push(new);
+        }
+        b.compute(label, kernel, &reads, &writes);
+    }
+
+    /// Slices of as many slots as ranks share, for whole slots, or back.
+    pub fn exchange(&self, b: &mut Builder, label: &str, src: Buf, dst: Buf) {
+        self.collective(b, label, self.within(), CollectiveKind::AllToAll, src, dst, self.dtype);
     }
 
     #[allow(clippy::too_many_arguments)]

@@ -15,7 +15,7 @@ use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, P
 use experts::experts;
 use sizes::{batch, documents, heads, sequence, tensor};
 use stages::pipeline;
-use words::{experts_again, fewer_bits, offload, options, options_of_attention, slopes};
+use words::{experts_again, fewer_bits, muon, offload, options, options_of_attention, slopes};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -26,6 +26,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     options(par)?;
     offload(model, work, par)?;
     fewer_bits(work, par)?;
+    muon(par)?;
     experts_again(model, par)?;
     latent(model, par)?;
     slopes(model, par)?;

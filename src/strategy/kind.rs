@@ -6,9 +6,11 @@
 
 use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
+use super::muon;
 use super::pipeline::Pipeline;
 use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
+use crate::plan::muon::Part;
 use crate::plan::{self, Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
 use crate::spec::{LlmSpec, Mixer, Parallelism, Recompute};
 
@@ -43,6 +45,9 @@ pub struct Kind {
     pub fill: BlockId,
     /// Adam on the weights of one layer, where the device runs it.
     pub update: BlockId,
+    /// What is what in a rank's part of the weights, and of those of experts, where Muon updates matrices, and the blocks that
+    /// make them orthogonal.
+    pub parts: [Option<(Part, BlockId)>; 2],
 }
 
 /// The blocks of a layer.
@@ -137,19 +142,28 @@ fn of_mixer(model: &LlmSpec, mixer: Mixer, apart: bool) -> Vec<(String, LlmSpec,
     layers.chunks(each).map(|of| (prefix(of), alone(of), of.iter().copied().collect())).collect()
 }
 
+/// What is what in the optimizer's part of a layer's weights, and of its experts'.
+fn parts_of(layer: &Layer, [dp, edp]: [&DataParallel; 2]) -> [Option<Part>; 2] {
+    let dense = dp.part(layer.elems(), muon::matrices(&layer.weights));
+    let experts = layer.experts.as_ref().map(|e| edp.part(e.elems(), muon::matrices(&e.weights)));
+    [Some(dense), experts]
+}
+
 impl Kind {
-    /// Declares the weights of as many layers as a rank has at most, `held`.
+    /// Declares the weights of as many layers as a rank has at most, and room for so many that are whole only for a while.
     pub fn weights_of(
         b: &mut Builder,
         prefix: &str,
         layer: &Layer,
         [dp, edp]: [&DataParallel; 2],
-        held: u32,
-        whole: u32,
+        room: [u32; 2],
+        muon: bool,
     ) -> (FlatWeights, Option<FlatWeights>) {
-        let flat = dp.weights(b, &format!("{prefix}layers"), layer.elems(), held, whole);
+        let parts = if muon { parts_of(layer, [dp, edp]) } else { [None, None] };
+        let others = parts.map(|part| part.map(|part| part.others));
+        let flat = dp.weights_of(b, &format!("{prefix}layers"), layer.elems(), room, others[0]);
         let experts = layer.experts.as_ref().map(|e| e.elems());
-        (flat, experts.map(|elems| edp.weights(b, "experts", elems, held, whole)))
+        (flat, experts.map(|elems| edp.weights_of(b, "experts", elems, room, others[1])))
     }
 
     /// Declares what its layers keep from forward to backward, and what one in use works in beside. Blocks, sums and
@@ -194,6 +208,7 @@ impl Kind {
             sums: 0,
             fill: 0,
             update: 0,
+            parts: [None, None],
         }
     }
 
@@ -452,6 +467,37 @@ impl Kind {
         if layers > 0 && !args.is_empty() {
             b.call(&format!("{}zero_grad", self.prefix), self.fill, layers, &args);
         }
+    }
+
+    /// Writes the blocks that make the matrices of one layer orthogonal.
+    pub fn write_chains(&mut self, b: &mut Builder, ranks: [&DataParallel; 2]) {
+        let labels = ["orthogonalise", "orthogonalise_experts"].map(|what| format!("{}{what}", self.prefix));
+        let [dense, experts] = parts_of(&self.layer, ranks);
+        let mut write = |label: &str, part: Option<Part>| {
+            let part = part?;
+            let block = muon::write_chain(b, label, &part);
+            Some((part, block))
+        };
+        self.parts = [write(&labels[0], dense), write(&labels[1], experts)];
+    }
+
+    /// Muon on the weights of so many layers, those of the last first.
+    pub fn update_by_muon(&self, b: &mut Builder, ranks: [&DataParallel; 2], room: muon::Room, layers: u32) {
+        for ((label, dp, weights), part) in self.updates(ranks).zip(&self.parts) {
+            let Some((part, chain)) = part else { continue };
+            let of = muon::Layers { dp, weights, part, chain: *chain, room, adam: plan::Adam::default() };
+            let dot = if label.is_empty() { "layer." } else { "experts." };
+            of.update(b, &format!("{}{dot}", self.prefix), layers);
+        }
+    }
+
+    /// What Muon needs room for.
+    pub fn flats_by_part<'k>(
+        &'k self,
+        ranks: [&'k DataParallel; 2],
+    ) -> impl Iterator<Item = (&'k DataParallel, &'k FlatWeights, Part)> {
+        let parts = parts_of(&self.layer, ranks);
+        self.updates(ranks).zip(parts).filter_map(|((_, dp, w), part)| Some((dp, w, part?)))
     }
 
     /// Writes the block that runs Adam on the weights of one layer.

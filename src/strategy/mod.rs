@@ -16,6 +16,7 @@ pub mod kind;
 pub mod layers;
 pub mod lengths;
 mod mtp;
+mod muon;
 pub mod norm;
 pub mod pipeline;
 pub mod residual;

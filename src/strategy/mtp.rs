@@ -116,7 +116,8 @@ impl Modules {
             let flat = dp.weights(b, &format!("mtp{k}"), weights.elems(), 1, 1);
             let layers = inner.iter().enumerate().map(|(i, &number)| {
                 let kind = &kinds[number];
-                let (flat, experts) = Kind::weights_of(b, &format!("mtp{k}.{i}."), &kind.layer, [dp, edp], 1, 1);
+                let (flat, experts) =
+                    Kind::weights_of(b, &format!("mtp{k}.{i}."), &kind.layer, [dp, edp], [1, 1], false);
                 let saved = match kind.recompute {
                     Recompute::Full if !kind.layer.keeps_attention => kind.saved,
                     _ => kind.layer.saved(b, TensorKind::Workspace, 1, None),

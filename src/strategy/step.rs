@@ -157,6 +157,8 @@ pub(super) struct Step<'a> {
     pub(super) end: Head,
     /// Of multi-token prediction.
     pub(super) modules: Option<Modules>,
+    /// What Muon works in, where it is the optimizer.
+    pub(super) muon: Option<super::muon::Room>,
     pub(super) dp: DataParallel,
     /// Of experts.
     pub(super) edp: DataParallel,
@@ -434,7 +436,9 @@ impl<'a> Step<'a> {
     pub(super) fn write_updates(&mut self) {
         let Step { b, kinds, dp, edp, .. } = self;
         kinds.iter_mut().for_each(|kind| kind.write_fill(b, [dp, edp]));
-        if !dp.offload {
+        if self.muon.is_some() {
+            kinds.iter_mut().for_each(|kind| kind.write_chains(b, [dp, edp]));
+        } else if !dp.offload {
             kinds.iter_mut().for_each(|kind| kind.write_update(b, [dp, edp], Adam::default()));
         }
     }

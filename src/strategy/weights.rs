@@ -1,6 +1,7 @@
 //! The weights of a part of the model, one behind the other in a flat tensor.
 
 use super::tensor::TensorParallel;
+use crate::plan::muon::Matrices;
 use crate::plan::{Axis, Shard};
 
 /// Rows of a flat tensor, as [`Buf::rows`](crate::plan::Buf::rows) takes them.
@@ -16,6 +17,59 @@ pub struct Weight {
     pub shard: Option<Shard>,
     /// Every rank has it, but uses it on its own heads alone.
     pub by_heads: bool,
+    /// Rows of the matrices that stand in it one behind the other, over all ranks, again and again until all of it is told; empty:
+    /// it is none.
+    pub matrices: Vec<u64>,
+}
+
+impl Weight {
+    /// The parts of its matrices that each of `ranks` has, in the rows of the flat tensor.
+    pub fn matrices(&self, ranks: u64) -> Vec<Matrices> {
+        let [sizes @ .., _] = &self.matrices[..] else { return vec![] };
+        let [all, width] = self.shape[..] else { return vec![] };
+        let elems = self.rows[1] - self.rows[0];
+        let cols = match &self.shard {
+            Some(shard) if shard.dim == 1 => shard.local(ranks),
+            _ => width,
+        };
+        let local = elems / cols;
+        let each = self.matrices[0];
+        let one = |from: u64, count: u64, rows: u64, whole: u64| Matrices {
+            from,
+            count,
+            rows,
+            cols,
+            longer: whole.max(width),
+        };
+        match &self.shard {
+            // As many as there are blocks, of which a rank has its part.
+            _ if !sizes.is_empty() => {
+                let mut from = self.rows[0];
+                let parts = self.shard.as_ref().map_or(self.matrices.clone(), |shard| shard.locals(ranks));
+                let of = |(&whole, rows): (&u64, u64)| {
+                    let next = one(from, 1, rows, whole);
+                    from = next.range()[1];
+                    next
+                };
+                self.matrices.iter().zip(parts).map(of).collect()
+            }
+            // Whole ones, or one of which a rank has a part.
+            _ if each < all => vec![one(self.rows[0], local / each, each, each)],
+            _ => vec![one(self.rows[0], 1, local, all)],
+        }
+    }
+}
+
+/// Rows of the matrices of a weight. Queries, keys and values are matrices of their own, gate and up as well; the taps of a
+/// convolution are none.
+fn matrices_of(name: &str, shape: &[u64], blocks: &[u64]) -> Vec<u64> {
+    let fused = ["qkv_proj.weight", "gate_up_proj.weight"].iter().any(|end| name.ends_with(end));
+    match shape {
+        [_, _] if name.contains("conv1d") => vec![],
+        [_, _] if fused => blocks.to_vec(),
+        [rows, _] => vec![*rows],
+        _ => vec![],
+    }
 }
 
 /// Lays weights out. Those that every rank has stand before those that are cut.
@@ -36,6 +90,16 @@ impl Weights {
         Weights { axis, ranks, all: vec![] }
     }
 
+    /// Those that a weight is cut over.
+    pub fn ranks(&self) -> u64 {
+        self.ranks
+    }
+
+    /// The weight that came last is matrices of so many rows.
+    pub fn each_of(&mut self, rows: u64) {
+        self.all.last_mut().expect("a weight came before").matrices = vec![rows];
+    }
+
     /// Elements on one rank.
     pub fn elems(&self) -> u64 {
         self.all.last().map_or(0, |w| w.rows[1])
@@ -53,17 +117,18 @@ impl Weights {
         of.fold(first, |[from, _], [_, to]| [from, to])
     }
 
-    fn add(&mut self, name: &'static str, shape: &[u64], shard: Option<Shard>, elems: u64) -> Rows {
+    fn add(&mut self, name: &'static str, shape: &[u64], shard: Option<Shard>, elems: u64, blocks: &[u64]) -> Rows {
         let from = self.elems();
         let rows = [from, from + elems];
-        self.all.push(Weight { name, rows, shape: shape.to_vec(), shard, by_heads: false });
+        let matrices = matrices_of(name, shape, blocks);
+        self.all.push(Weight { name, rows, shape: shape.to_vec(), shard, by_heads: false, matrices });
         rows
     }
 
     /// A weight that every rank has all of.
     pub fn whole(&mut self, name: &'static str, shape: &[u64]) -> Rows {
         assert!(self.all.iter().all(|w| w.shard.is_none()), "{name} stands behind a weight that is cut");
-        self.add(name, shape, None, shape.iter().product())
+        self.add(name, shape, None, shape.iter().product(), &[])
     }
 
     /// The same of one that is used head by head.
@@ -89,18 +154,18 @@ impl Weights {
     ) -> Rows {
         let elems: u64 = shape.iter().product();
         if self.ranks == 1 {
-            return self.add(name, shape, None, elems);
+            return self.add(name, shape, None, elems, blocks);
         }
         let copies = if copies.iter().all(|&n| n == 1) { vec![] } else { copies.to_vec() };
         let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec(), copies, holds: vec![] };
         let local = elems / shape[dim as usize] * shard.local(self.ranks);
-        self.add(name, shape, Some(shard), local)
+        self.add(name, shape, Some(shard), local, blocks)
     }
 
     /// A weight of equal pieces along its first dimension, and which of them each place of all ranks holds.
     pub fn held(&mut self, name: &'static str, shape: &[u64], holds: &[u32]) -> Rows {
         let shard = Shard { axis: self.axis, dim: 0, blocks: vec![shape[0]], copies: vec![], holds: holds.to_vec() };
         let local = shape.iter().product::<u64>() / shape[0] * shard.local(self.ranks);
-        self.add(name, shape, Some(shard), local)
+        self.add(name, shape, Some(shard), local, &[])
     }
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{DenseConfig, Experts, StepResult, step};
+use foretrain::exec::reference::{DenseConfig, Experts, StepResult, muon, step};
 use foretrain::exec::source::Source;
 use foretrain::exec::{Options, Run, execute, routing};
 use foretrain::plan::Plan;
@@ -17,7 +17,7 @@ pub fn config(plan: &Plan) -> DenseConfig {
     let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
     let experts = cfg.experts.clone().map(|e| Experts { choices: routing::choices(plan), ..e });
     let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-    DenseConfig { experts, documents, ..cfg }
+    DenseConfig { experts, documents, muon: muon::pieces(plan), ..cfg }
 }
 
 pub fn reference(plan: &Plan, cfg: &DenseConfig) -> StepResult {

@@ -86,7 +86,8 @@ impl Check {
         chosen: Vec<Vec<routing::Choices>>,
     ) -> Result<Check> {
         let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-        let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
+        let muon = reference::muon::pieces(plan);
+        let mut config = reference::DenseConfig { documents, muon, ..reference::DenseConfig::from(plan.model()?) };
         if plan.about.par.options.unfused {
             config.blocks.attention_dropout = config.blocks.dropout;
         }

@@ -20,7 +20,7 @@ use crate::exec::{Job, Options, Run, inputs, one_step, outputs};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::memory::Layout;
-use crate::plan::{Dtype, Plan, check};
+use crate::plan::{Dtype, Kernel, Plan, check};
 use crate::timeline::Timeline;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -246,6 +246,10 @@ pub(super) fn takes(plan: &Plan) -> Result<()> {
              it --on cpu",
             tensor.name
         );
+        return Err(Error::device("cuda", why));
+    }
+    if plan.kernels().any(|kernel| matches!(kernel, Kernel::Muon(_))) {
+        let why = "options: no kernels of Muon run on GPUs yet; leave muon out, or run it --on cpu";
         return Err(Error::device("cuda", why));
     }
     let inputs = plan.feed.tokens();

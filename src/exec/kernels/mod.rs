@@ -14,6 +14,7 @@ mod latent;
 mod layer_norm;
 mod loss;
 pub(in crate::exec) mod mask;
+mod muon;
 mod norm;
 mod pointwise;
 pub(in crate::exec) mod reorder;
@@ -31,6 +32,7 @@ pub use scalar::Scalar;
 
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
 use crate::plan::kernel::SsmOp;
+use crate::plan::muon::MuonKernel;
 use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Segs, Side, dropout};
 use crate::spec::{Documents, Turning};
 
@@ -97,6 +99,7 @@ pub fn run<T: Scalar>(
         | Kernel::VocabCrossEntropy { .. }
         | Kernel::CrossEntropy { .. } => call.vocabulary(writes),
         Kernel::Ssm(kernel) => ssm::run(kernel, views, rank, reads, writes),
+        Kernel::Muon(kernel) => muon::run(kernel, (views, rank, step), reads, writes),
         Kernel::Permute(_) | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => call.rows(writes),
         // Ops run where they stand: what this waits for is over.
         Kernel::Wait { .. } => {}
@@ -438,6 +441,9 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::CrossEntropy { .. } => &[(0, 0), (2, 1)],
         Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
+        Kernel::Muon(MuonKernel::Momentum { .. }) => &[(1, 0)],
+        Kernel::Muon(MuonKernel::Update { part, .. }) if part.others > 0 => &[(2, 0), (3, 1), (4, 2)],
+        Kernel::Muon(MuonKernel::Update { .. }) => &[(2, 0), (3, 1)],
         _ => &[],
     }
 }

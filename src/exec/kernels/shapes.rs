@@ -11,7 +11,7 @@ use crate::plan::{Kernel, Mesh};
 pub fn check<T>(kernel: &Kernel, views: &[Mesh], reads: &[Option<&[T]>], writes: &[&mut [T]]) {
     let name = kernel.name();
     let Operands { reads: read_sizes, writes: mut write_sizes } = kernel.operands(views);
-    if matches!(kernel, Kernel::Adam { .. }) && writes.len() == 4 {
+    if kernel.may_cast() && writes.len() == write_sizes.len() + 1 {
         write_sizes.push(write_sizes[0]);
     }
     let [r, w] = [reads.len(), writes.len()];

@@ -35,6 +35,7 @@ const CFG: &DenseConfig = &DenseConfig {
     pattern: vec![],
     mamba: None,
     mtp: Mtp { depth: 0, layers: 0, part: 0.0 },
+    muon: BTreeMap::new(),
 };
 const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const H: u64 = CFG.hidden as u64;

@@ -1,5 +1,6 @@
 //! What the oracle is told of a model, and the names and shapes of its parameters.
 
+use super::muon::Piece;
 use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions, RopeScaling, Turning};
 use std::collections::BTreeMap;
 
@@ -38,6 +39,8 @@ pub struct DenseConfig {
     pub pattern: Vec<Mixer>,
     pub mamba: Option<MambaSpec>,
     pub mtp: Mtp,
+    /// Parameters that Muon updates, and not Adam, by their matrices.
+    pub muon: BTreeMap<String, Vec<Piece>>,
 }
 
 /// Modules of multi-token prediction; their layers go on counting, and stand behind the others in a pattern.
@@ -185,6 +188,7 @@ impl From<&LlmSpec> for DenseConfig {
             dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
             every: m.moe.map_or(0, |moe| moe.every as usize),
             dense_at: m.dense_at.iter().map(|layer| *layer as usize).collect(),
+            muon: BTreeMap::new(),
             experts: m.moe.map(|moe| Experts {
                 count: moe.experts as usize,
                 top_k: moe.top_k as usize,

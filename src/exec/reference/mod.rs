@@ -15,6 +15,7 @@ mod mamba;
 mod math;
 mod mixers;
 mod mtp;
+pub mod muon;
 #[cfg(test)]
 mod tests;
 
@@ -62,7 +63,8 @@ pub fn train_anew(
         let params = all.last().map_or(params, |last| &last.new_params);
         let mut result = step(&cfg, params, &tokens, &targets, adam);
         for (name, new) in &mut result.new_params {
-            *new = adam_step(&params[name], &result.grads[name], moments.entry(name.clone()).or_default(), i, adam);
+            let moments = moments.entry(name.clone()).or_default();
+            *new = updated(&cfg, name, &params[name], &result.grads[name], moments, i, adam);
         }
         all.push(result);
     }
@@ -110,8 +112,9 @@ pub fn step(
     let hidden = numbered.map(|(i, (t, y))| model.sequence(i, t, y).into_raw_vec_and_offset().0).collect();
     let loss = model.loss;
     let grads: BTreeMap<_, _> = model.grads.into_iter().map(|(n, g)| (n, g.into_raw_vec_and_offset().0)).collect();
-    let first =
-        |(name, g): (&String, &Vec<f64>)| (name.clone(), adam_step(&params[name], g, &mut Moments::default(), 1, adam));
+    let first = |(name, g): (&String, &Vec<f64>)| {
+        (name.clone(), updated(cfg, name, &params[name], g, &mut Moments::default(), 1, adam))
+    };
     let new_params = grads.iter().map(first).collect();
     StepResult { loss, hidden, grads, new_params }
 }
@@ -130,6 +133,23 @@ fn load(params: &BTreeMap<String, Vec<f64>>, name: String, shape: (usize, usize)
 struct Moments {
     m: Vec<f64>,
     v: Vec<f64>,
+}
+
+/// Step `t` of the optimizer that a parameter has.
+#[allow(clippy::too_many_arguments)]
+fn updated(
+    cfg: &DenseConfig,
+    name: &str,
+    param: &[f64],
+    grad: &[f64],
+    moments: &mut Moments,
+    t: i32,
+    adam: &Adam,
+) -> Vec<f64> {
+    match cfg.muon.get(name) {
+        Some(pieces) => muon::step(param, grad, &mut moments.m, pieces, adam),
+        None => adam_step(param, grad, moments, t, adam),
+    }
 }
 
 /// Step `t`, counted from 1: m = beta1 m + (1 - beta1) g and v = beta2 v + (1 - beta2) g², each divided by its

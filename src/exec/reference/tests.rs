@@ -34,6 +34,7 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         windowed: vec![],
         pattern: vec![],
         mamba: None,
+        muon: BTreeMap::new(),
         mtp: Mtp::default(),
     }
 }

@@ -61,6 +61,8 @@ fn bytes(values: &[f64]) -> Vec<u8> {
 fn meaning(plan: &Plan, step: u64) -> HashMap<String, String> {
     let Adam { lr, beta1, beta2, eps, weight_decay } = plan.optimizer().unwrap_or_default();
     let about = &plan.about;
+    let by_muon = plan.params.iter().any(|param| !param.matrices.is_empty());
+    let but = if by_muon { " but matrices of layers, which move by Muon with a momentum of 0.95" } else { "" };
     [
         ("format", "pt".to_string()),
         ("model", about.model.clone()),
@@ -70,7 +72,7 @@ fn meaning(plan: &Plan, step: u64) -> HashMap<String, String> {
         ("logits", "[global batch, seq_len, vocabulary], before the optimizer step".into()),
         ("grad", "of loss, summed over all ranks and microbatches, before the optimizer step; not clipped".into()),
         ("new", "weights after the optimizer step; what no gradient reaches, as it was".into()),
-        ("optimizer", format!("AdamW as torch.optim.AdamW has it, on every weight: lr {lr}, betas ({beta1}, {beta2}), eps {eps}, weight_decay {weight_decay}; moments corrected for their bias by the step number {step}")),
+        ("optimizer", format!("AdamW as torch.optim.AdamW has it, on every weight{but}: lr {lr}, betas ({beta1}, {beta2}), eps {eps}, weight_decay {weight_decay}; moments corrected for their bias by the step number {step}")),
         ("seq_len", about.seq_len.to_string()),
         ("global_batch", about.global_batch.to_string()),
     ]

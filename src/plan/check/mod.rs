@@ -328,8 +328,10 @@ impl<'a> Bodies<'a> {
 
     fn kernel(&self, kernel: &Kernel, reads: &[u64], writes: &[u64]) -> Result<()> {
         let want = kernel.operands(&self.plan.views);
-        let cast_too = matches!(kernel, Kernel::Adam { .. }) && writes.len() == 4;
-        let fits = if cast_too { writes[..3] == want.writes && writes[3] == writes[0] } else { writes == want.writes };
+        let known = want.writes.len();
+        let cast_too = kernel.may_cast() && writes.len() == known + 1;
+        let fits =
+            if cast_too { writes[..known] == want.writes && writes[known] == writes[0] } else { writes == want.writes };
         if reads == want.reads && fits {
             return Ok(());
         }

@@ -15,12 +15,14 @@ mod ssm;
 
 pub use attention::{AttnBlock, Side, is_attention, is_attention_forward};
 pub use heads::{Exchange, HeadPad, HeadPart, HeadPermute, Packing};
+pub use names::is_product;
 pub use operands::Operands;
 pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
 use super::mesh::{Axis, Group, Mesh};
+use super::muon::MuonKernel;
 use super::segs::Segs;
 use super::share::Share;
 use super::unfused::ScoreStep;
@@ -258,6 +260,8 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "is_zero")]
         weight_decay: f64,
     },
+    /// One of the optimizer Muon.
+    Muon(MuonKernel),
     /// One whose rows a route counts.
     Expert(ExpertKernel),
 }
@@ -369,6 +373,7 @@ impl Kernel {
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
+            Kernel::Muon(ref kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so does what q and k were: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
             // Of frozen weights there is no gradient, to read or to write.

@@ -1,6 +1,7 @@
 //! What kernels are called, and which of them behave alike.
 
 use super::{Exchange, Kernel};
+use crate::plan::muon::MuonKernel;
 
 impl Kernel {
     pub fn name(&self) -> &'static str {
@@ -49,6 +50,7 @@ impl Kernel {
             Kernel::VocabStats(_) => "vocab_stats",
             Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
+            Kernel::Muon(kernel) => kernel.name(),
             Kernel::Expert(kernel) => kernel.name(),
         }
     }
@@ -61,6 +63,20 @@ impl Kernel {
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
             Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
             other => !other.curve().contains("bwd"),
+        }
+    }
+
+    /// Whether it writes the weights a second time, as a last operand and in another dtype, where it has one more than it needs.
+    pub fn may_cast(&self) -> bool {
+        matches!(self, Kernel::Adam { .. } | Kernel::Muon(MuonKernel::Update { .. }))
+    }
+
+    /// Whether it is the optimizer's and reads gradients.
+    pub fn steps(&self) -> bool {
+        match self {
+            Kernel::Adam { .. } => true,
+            Kernel::Muon(kernel) => kernel.reads_gradients(),
+            _ => false,
         }
     }
 
@@ -95,6 +111,7 @@ impl Kernel {
             },
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
             Kernel::Expert(kernel) => kernel.curve(),
+            Kernel::Muon(kernel) => kernel.curve(),
             Kernel::Unfused { block, step } => step.curve(block),
             other => other.name(),
         }
@@ -107,4 +124,9 @@ impl Kernel {
             _ => 1,
         }
     }
+}
+
+/// Whether kernels of a name are products of matrices, those of experts and of the optimizer too.
+pub fn is_product(kernel: &str) -> bool {
+    ["matmul", "grouped_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
 }

@@ -84,6 +84,7 @@ impl Kernel {
             }
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
+            Kernel::Muon(kernel) => kernel.operands(),
             Kernel::Expert(kernel) => kernel.operands(),
         }
     }

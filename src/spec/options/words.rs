@@ -176,6 +176,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.bf16_grads,
     },
     Word {
+        name: "muon",
+        about: "matrices of layers go by Muon (Moonlight, Kimi K2, GLM-4.5), which keeps one number an element and orthogonalises whole matrices, exchanged among the ranks that share them; embedding, head, norms, biases and modules of multi-token prediction go by Adam",
+        set: |o| o.muon = true,
+        is_set: |o| o.muon,
+    },
+    Word {
         name: "bf16-moments",
         about: "Adam's moments of bf16 weights are kept in bf16 (DeepSeek-V3, Megatron's precision-aware optimizer)",
         set: |o| o.bf16_moments = true,

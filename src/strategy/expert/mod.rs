@@ -65,7 +65,7 @@ pub struct Experts {
     acc: Dtype,
     /// Of the gradients of weights.
     grads: Dtype,
-    weights: Weights,
+    pub(in crate::strategy) weights: Weights,
     gate_up: Rows,
     down: Rows,
     sums: Option<Sums>,
@@ -163,12 +163,16 @@ impl Experts {
         };
         let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
         let wide = moe.experts * wide;
-        let mut part = |name, shape: [u64; 2]| match route.holds.is_empty() {
-            true => weights.cut(name, &shape, 0, &[shape[0]]),
-            false => weights.held(name, &shape, &route.owned()),
+        let mut part = |name, shape: [u64; 2], each| {
+            let rows = match route.holds.is_empty() {
+                true => weights.cut(name, &shape, 0, &[shape[0]]),
+                false => weights.held(name, &shape, &route.owned()),
+            };
+            weights.each_of(each);
+            rows
         };
-        let gate_up = part(up, [wide, h]);
-        let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
+        let gate_up = part(up, [wide, h], f);
+        let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f], h);
         let algo = algo(&par.options, tokens);
         let again = par.options.recompute_moe && model.pattern.is_empty();
         Some(Experts {

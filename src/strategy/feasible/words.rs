@@ -42,6 +42,16 @@ pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
+/// Muon works where the weights are.
+pub(super) fn muon(par: &Parallelism) -> Result<()> {
+    if par.options.muon && par.options.offload_optimizer {
+        let why =
+            "options: muon does not go with offload-optimizer, whose CPU has no products of matrices; leave one out";
+        return Err(Error::infeasible(why));
+    }
+    Ok(())
+}
+
 /// Experts are computed again where there are some, and not with all else.
 pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let o = &par.options;

@@ -6,6 +6,7 @@ use super::super::embedding::Embedding;
 use super::super::head::Head;
 use super::super::kind::{Kind, kinds_of};
 use super::super::mtp::Modules;
+use super::super::muon;
 use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
 use super::super::sharded;
@@ -77,7 +78,7 @@ impl<'a> Step<'a> {
         let weights: Vec<_> = (kinds.iter().zip(&layers))
             .map(|((prefix, _, of), layer)| {
                 let held = (0..pipe.stages).map(|stage| pipe.held(stage, of)).max().unwrap_or(l);
-                Kind::weights_of(&mut b, prefix, layer, [&dp, &edp], held, whole)
+                Kind::weights_of(&mut b, prefix, layer, [&dp, &edp], [held, whole], par.options.muon)
             })
             .collect();
         let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
@@ -96,6 +97,11 @@ impl<'a> Step<'a> {
         let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
             .map(|((kind, layer), weights)| Kind::new(&mut b, &pipe, par, kind, layer, weights))
             .collect();
+        let muon = par.options.muon.then(|| {
+            let all: Vec<_> = kinds.iter().flat_map(|kind| kind.flats_by_part([&dp, &edp])).collect();
+            let all: Vec<_> = all.iter().map(|(dp, w, part)| (*dp, *w, part)).collect();
+            muon::Room::new(&mut b, &all, work.dtype)
+        });
         let modules = Modules::new(&mut b, model, (work, par), &kinds, [&dp, &edp], microbatches);
         Ok(Step {
             model,
@@ -107,6 +113,7 @@ impl<'a> Step<'a> {
             embedding,
             end,
             modules,
+            muon,
             dp,
             edp,
             acc,

@@ -30,7 +30,9 @@ impl Step<'_> {
             shape: weight.shape.clone(),
             shard: weight.shard.clone(),
             stages: on(stages),
+            matrices: vec![],
         };
+        let by_muon = |of: &Weight| if self.par.options.muon { of.matrices.clone() } else { vec![] };
         let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| {
             held(&self.dp, prefix, weight, flat, slot, stages)
         };
@@ -40,9 +42,12 @@ impl Step<'_> {
         for (kind, l) in self.kinds.iter().flat_map(|kind| kind.layers.iter().map(move |l| (kind, l))) {
             let prefix = format!("model.layers.{l}.");
             let (stage, slot) = self.pipe.home(l, &kind.layers);
-            all.extend(kind.layer.weights().iter().map(|w| param(&prefix, w, &kind.flat, slot, &[stage])));
+            let of_layer = |w: &Weight| Param { matrices: by_muon(w), ..param(&prefix, w, &kind.flat, slot, &[stage]) };
+            all.extend(kind.layer.weights().iter().map(of_layer));
             if let (Some(experts), Some(flat)) = (&kind.layer.experts, &kind.experts) {
-                all.extend(experts.weights().iter().map(|w| held(&self.edp, &prefix, w, flat, slot, &[stage])));
+                let of =
+                    |w: &Weight| Param { matrices: by_muon(w), ..held(&self.edp, &prefix, w, flat, slot, &[stage]) };
+                all.extend(experts.weights().iter().map(of));
             }
         }
         let on_last = |prefix: &str, w: &Weight, flat: &FlatWeights| param(prefix, w, flat, 0, &[last]);

@@ -32,7 +32,7 @@ impl Step<'_> {
     /// order in which their gradients are there.
     pub(in crate::strategy) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
         let adam = Adam::default();
-        let Step { b, dp, edp, kinds, modules, .. } = self;
+        let Step { b, dp, edp, kinds, modules, muon, .. } = self;
         let (dp, edp): (&DataParallel, &DataParallel) = (dp, edp);
         let mut first: Vec<Flat> = vec![];
         if head {
@@ -53,7 +53,10 @@ impl Step<'_> {
             return;
         }
         first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
-        kinds().for_each(|(kind, &layers)| kind.call_update(b, [dp, edp], layers));
+        kinds().for_each(|(kind, &layers)| match *muon {
+            Some(room) => kind.update_by_muon(b, [dp, edp], room, layers),
+            None => kind.call_update(b, [dp, edp], layers),
+        });
         last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
     }
 }

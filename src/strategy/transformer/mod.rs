@@ -77,7 +77,7 @@ pub struct Layer {
     pub tp: TensorParallel,
     fp8: bool,
     rows: WeightRows,
-    weights: Weights,
+    pub(in crate::strategy) weights: Weights,
     /// Beside the network, which is then the experts that every token visits.
     pub experts: Option<Experts>,
     overlap_shared: bool,
