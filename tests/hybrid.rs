@@ -128,6 +128,15 @@ fn experts_alone_run_again() {
         let par = Parallelism { dp: 2, ep: 2, pp, options: words.parse().unwrap(), ..Parallelism::default() };
         holds(&Case { microbatches: 4, ..case("ME*ME-", par) }, 1e-10);
     }
+    // Backward units in two halves, all of them or some, in a stage that keeps what other layers need.
+    for words in ["dualpipe-v", "zb-v", "v-half", "v-min"] {
+        let options = format!("recompute-moe+{words}").parse().unwrap();
+        let par = Parallelism { dp: 2, ep: 2, pp: 2, vp: 2, zero: 1, options, ..Parallelism::default() };
+        let again = holds(&Case { microbatches: 5, ..case("MEM*-EME", par) }, 1e-10);
+        let kept = Parallelism { options: words.parse().unwrap(), ..par };
+        let kept = holds(&Case { microbatches: 5, ..case("MEM*-EME", kept) }, 1e-10);
+        assert!(again.sent_bytes.iter().sum::<u64>() > kept.sent_bytes.iter().sum(), "{words}: rows travel once more");
+    }
     let of = |pattern, par: Parallelism| {
         feasible::check(&model(pattern), &case(pattern, par).work(), &par).unwrap_err().to_string()
     };

@@ -186,7 +186,8 @@ impl Kind {
             _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers), None),
         };
         let scratch = layer.scratch(b);
-        let again = par.cuts_all() && recompute == Recompute::Full;
+        // Where some units are cut alone, those of layers that are all computed again are not, but for a hybrid's experts.
+        let again = (par.cuts_all() || par.cuts_some()) && recompute == Recompute::Full;
         let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots, None));
         let scratch_ahead = pipe.pairs.then(|| layer.scratch(b));
         Kind {
@@ -275,20 +276,19 @@ impl Kind {
         }
         let fwd = self.forward(b, false);
         let again = if self.layer.keeps_attention { self.forward(b, true) } else { fwd };
-        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { self.recompute }, again);
+        let cut = par.cuts_all() && self.again.is_some();
+        let bwd = self.backward(b, if cut { Recompute::None } else { self.recompute }, again);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
         let halves = match (par.cuts_all(), par.cuts_some()) {
-            (true, _) => {
+            (false, false) => None,
+            (all, _) => {
+                let recompute = if self.again.is_some() { Recompute::None } else { self.recompute };
+                let bwd = if all { bwd } else { self.backward(b, recompute, fwd) };
                 let halves = self.halves(b, ranks, bwd, beside);
                 let inputs = if self.again.is_some() { self.again_and_inputs(b, [fwd, bwd]) } else { bwd };
                 Some(Halves { inputs, ..halves })
             }
-            (_, true) => {
-                let again = self.backward(b, self.recompute, fwd);
-                Some(self.halves(b, ranks, again, beside))
-            }
-            _ => None,
         };
         let whole = beside && !par.cuts_all();
         let bwd_last = if whole { self.backward_and_sums(b, ranks, bwd) } else { bwd };
