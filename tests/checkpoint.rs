@@ -311,6 +311,30 @@ fn experts_go_on_wherever_they_are_put() {
     }
 }
 
+/// Hot experts stand before a rank's own, and copies in any order: each is saved from where it is.
+#[test]
+fn experts_in_any_order_go_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let model = config(dir.path(), 8);
+    let losses = |args: &str, more: &[&str]| -> Vec<f64> {
+        let all = ["run", "--json", "--model", model.to_str().expect("a name"), "--routing", "zipf:1.2"];
+        let (code, text) = foretrain(&[&all[..], &args.split(' ').collect::<Vec<_>>(), more].concat());
+        assert_eq!(code, Some(0), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        json["steps"].as_array().expect("steps").iter().map(|s| s["loss"].as_f64().expect("a loss")).collect()
+    };
+    for (i, words) in
+        ["--shadow 1", "--shadow 3", "--replicas 2", "--replicas 8", "--replicas 6 --zero 0"].iter().enumerate()
+    {
+        let at = dir.path().join(i.to_string());
+        let at = at.to_str().expect("a name");
+        let args = format!("--seq-len 48 --dp 4 --ep 2 --global-batch 4 --lr 0.01 --dtype f64 {words}");
+        let whole = losses(&args, &["--steps", "4", "--save", at, "--save-every", "2"]);
+        let again = losses(&args, &["--steps", "2", "--load", &format!("{at}/step-00000002")]);
+        assert_eq!(again, whole[2..], "{words}");
+    }
+}
+
 /// Names and shapes say nothing of heads and positions: the index does, and one of before it did is told to.
 #[test]
 fn a_model_of_the_same_shapes_is_another() {

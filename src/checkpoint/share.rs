@@ -30,8 +30,7 @@ pub fn share<'h, 'p>(held: &'h [Vec<Held<'p>>]) -> Vec<Vec<Task<'h, 'p>>> {
         let first = part.held.iter().min_by_key(|(rank, _)| (load[*rank as usize], *rank));
         let &(rank, held) = first.expect("somebody holds it");
         load[rank as usize] += elems;
-        let runs = part.whole.iter().map(|&(from, to)| local(&held.runs, from, to)).collect();
-        tasks[rank as usize].push(Task { held, runs });
+        tasks[rank as usize].push(Task { held, runs: local(&held.runs, &part.whole) });
     }
     tasks
 }
@@ -59,6 +58,8 @@ fn parts<'h, 'p>(holders: &[(u32, &'h Held<'p>)]) -> Vec<Part<'h, 'p>> {
     edges.sort_unstable();
     let mut parts: BTreeMap<Vec<usize>, Vec<(u64, u64)>> = BTreeMap::new();
     let (mut inside, mut from): (Vec<usize>, u64) = (vec![], 0);
+    // A rank may hold an element twice: in two copies of an expert.
+    let mut times = vec![0; holders.len()];
     for (at, begins, who) in edges {
         if at > from && !inside.is_empty() {
             let ranges = parts.entry(inside.clone()).or_default();
@@ -68,9 +69,10 @@ fn parts<'h, 'p>(holders: &[(u32, &'h Held<'p>)]) -> Vec<Part<'h, 'p>> {
             }
         }
         from = at;
+        times[who] = if begins { times[who] + 1 } else { times[who] - 1 };
         match inside.binary_search(&who) {
-            Ok(i) if !begins => drop(inside.remove(i)),
-            Err(i) if begins => inside.insert(i, who),
+            Ok(i) if times[who] == 0 => drop(inside.remove(i)),
+            Err(i) if times[who] > 0 => inside.insert(i, who),
             _ => {}
         }
     }
@@ -78,12 +80,27 @@ fn parts<'h, 'p>(holders: &[(u32, &'h Held<'p>)]) -> Vec<Part<'h, 'p>> {
     parts.into_iter().map(part).collect()
 }
 
-/// A range of the whole, where a rank has it.
-fn local(runs: &[Run], from: u64, to: u64) -> Run {
-    // In a rank's memory and in the whole, elements stand in the same order.
-    let run = runs[runs.partition_point(|run| run.whole <= from) - 1];
-    debug_assert!(to <= run.whole + run.len, "a run covers the range");
-    Run { local: run.local + from - run.whole, whole: from, len: to - from }
+/// Ranges of the whole, in order, where a rank has them. Its own runs are in the order of its memory: copies of experts stand in
+/// any order.
+///
+/// # Panics
+/// Where it has not all of a range.
+fn local(runs: &[Run], ranges: &[(u64, u64)]) -> Vec<Run> {
+    let mut runs = runs.to_vec();
+    runs.sort_by_key(|run| run.whole);
+    let mut runs = runs.into_iter().peekable();
+    let mut all = vec![];
+    for &(mut from, to) in ranges {
+        while from < to {
+            // The first that ends behind it began before any other that has it.
+            while runs.next_if(|run| run.whole + run.len <= from).is_some() {}
+            let run = runs.peek().filter(|run| run.whole <= from).expect("the rank has the range");
+            let len = to.min(run.whole + run.len) - from;
+            all.push(Run { local: run.local + from - run.whole, whole: from, len });
+            from += len;
+        }
+    }
+    all
 }
 
 /// Elements of a parameter that nobody saves.
@@ -128,23 +145,35 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever ranks hold, each element that somebody holds is saved once, from where that rank has it.
+        /// Whatever ranks hold, in whatever order and however often, each element that somebody holds is saved once, from where
+        /// that rank has it.
         #[test]
-        fn every_element_is_saved_once(cuts in prop::collection::vec((0u64..40, 1u64..40, 0u64..5), 1..8)) {
+        fn every_element_is_saved_once(
+            ranks in prop::collection::vec(prop::collection::vec((0u64..40, 1u64..40), 1..4), 1..8)
+        ) {
             let param = param(80);
-            let run = |&(from, len, pad): &(u64, u64, u64)| Run { local: pad, whole: from, len };
-            let ranks: Vec<Vec<Held>> = cuts.iter().map(|cut| held(&param, vec![run(cut)])).collect();
+            let runs = |cuts: &Vec<(u64, u64)>| {
+                let mut local = 3;
+                let run = |&(whole, len): &(u64, u64)| {
+                    local += len;
+                    Run { local: local - len, whole, len }
+                };
+                cuts.iter().map(run).collect::<Vec<Run>>()
+            };
+            let held: Vec<Vec<Held>> = ranks.iter().map(|cuts| held(&param, runs(cuts))).collect();
             let mut saved = [0; 80];
-            for (rank, tasks) in share(&ranks).iter().enumerate() {
+            for (rank, tasks) in share(&held).iter().enumerate() {
                 for run in tasks.iter().flat_map(|task| &task.runs) {
-                    let own = ranks[rank][0].runs[0];
-                    prop_assert_eq!(run.local - own.local, run.whole - own.whole);
-                    prop_assert!(run.whole >= own.whole && run.whole + run.len <= own.whole + own.len);
+                    let is_own = |own: &Run| {
+                        let inside = run.whole >= own.whole && run.whole + run.len <= own.whole + own.len;
+                        inside && run.local + own.whole == run.whole + own.local
+                    };
+                    prop_assert!(held[rank][0].runs.iter().any(is_own), "{run:?} of rank {rank}");
                     (run.whole..run.whole + run.len).for_each(|at| saved[at as usize] += 1);
                 }
             }
             for at in 0..80 {
-                let somebody = cuts.iter().any(|&(from, len, _)| (from..from + len).contains(&at));
+                let somebody = ranks.iter().flatten().any(|&(from, len)| (from..from + len).contains(&at));
                 prop_assert_eq!(saved[at as usize], u32::from(somebody));
             }
         }

@@ -67,8 +67,12 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         ),
         (o.overlap_exchange && ep == 1, "overlap-exchange, but nothing travels with ep 1; leave it out"),
         (
-            o.overlap_exchange && (par.recompute == Recompute::Full || o.recompute_moe),
+            o.overlap_exchange && par.recompute == Recompute::Full,
             "overlap-exchange where layers are computed again, their exchanges within the backward pass; use recompute none",
+        ),
+        (
+            o.overlap_exchange && o.recompute_moe,
+            "overlap-exchange where experts are computed again, their exchanges within the backward pass; leave recompute-moe out",
         ),
     ];
     match refused.iter().find(|(has, _)| *has) {

@@ -237,7 +237,7 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
             "recompute-mla-up",
             o.recompute_mla_up,
             par.recompute != Recompute::Full && up == 1,
-            "recompute none, as full makes all again, and ulysses 1, whose heads are exchanged; more ranks go to a ring, tp or dp",
+            "recompute none or selective, as full makes all again, and ulysses 1, whose heads are exchanged; more ranks go to a ring, tp or dp",
         ),
     ]
 }
