@@ -116,6 +116,45 @@ fn an_optimizer_in_bf16_goes_on_as_if_it_had_never_stopped() {
     }
 }
 
+/// Muon keeps no squares of matrices, and those of the rest packed: what one layout saves others load to the bit, and the same one
+/// goes on as if it had never stopped.
+#[test]
+fn momenta_of_muon_go_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let of = |dp, tp, pp, zero| {
+        let options = "muon".parse().expect("a word");
+        Parallelism { dp, tp, pp, zero, options, ..Parallelism::default() }
+    };
+    let all = [
+        of(1, 1, 1, 0),
+        of(2, 1, 1, 0),
+        of(2, 1, 1, 1),
+        of(4, 1, 1, 2),
+        of(4, 1, 1, 3),
+        of(2, 2, 1, 1),
+        of(2, 1, 2, 1),
+    ];
+    let from = dir.path().join("from");
+    runs(&plan(of(2, 2, 1, 3), Dtype::Bf16), 2, None, Some((&from, 2)));
+    let want = states(&from);
+    let squares = |name: &str| want.contains_key(&format!("{}.{name}", State::ExpAvgSq.name()));
+    assert!(squares("model.layers.0.input_layernorm.weight") && squares("lm_head.weight"));
+    assert!(!squares("model.layers.0.self_attn.qkv_proj.weight"));
+    assert!(want.values().all(|bytes| bytes.iter().any(|b| *b != 0)), "two steps move every state");
+    for (i, par) in all.iter().enumerate() {
+        let to = dir.path().join(format!("to-{i}"));
+        runs(&plan(*par, Dtype::Bf16), 1, Some(&from), Some((&to, 2)));
+        assert!(states(&to) == want, "{par:?}");
+        let (plan, at) = (plan(*par, Dtype::F32), dir.path().join(i.to_string()));
+        let whole = runs(&plan, 4, None, Some((&at, 2)));
+        let rest = runs(&plan, 2, Some(&at), None);
+        for (whole, rest) in whole[2..].iter().zip(&rest) {
+            assert_eq!(whole.loss.to_bits(), rest.loss.to_bits(), "{par:?}");
+        }
+        assert!(whole[3].weights == rest[1].weights, "{par:?}");
+    }
+}
+
 /// Ranks of other layouts add in another order, and no more than that.
 #[test]
 fn another_layout_goes_on_with_the_same_training() {
@@ -332,6 +371,23 @@ fn experts_in_any_order_go_on() {
         let whole = losses(&args, &["--steps", "4", "--save", at, "--save-every", "2"]);
         let again = losses(&args, &["--steps", "2", "--load", &format!("{at}/step-00000002")]);
         assert_eq!(again, whole[2..], "{words}");
+    }
+}
+
+/// What one optimizer kept is not the other's.
+#[test]
+fn an_optimizer_of_another_kind_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (words, other, remedy) in
+        [("default", "muon", "leave --options muon out"), ("muon", "default", "give --options muon")]
+    {
+        let at = dir.path().join(words);
+        let at = at.to_str().expect("a name");
+        let run = |words: &str, more: &[&str]| foretrain(&[&TINY[..], &["--options", words], more].concat());
+        assert_eq!(run(words, &["--save", at]).0, Some(0));
+        let (code, text) = run(other, &["--load", at]);
+        assert!(code == Some(2) && text.contains(remedy), "{text}");
+        assert_eq!(run(words, &["--load", at]).0, Some(0));
     }
 }
 

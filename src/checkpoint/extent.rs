@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::exec::inputs::{has, places, share};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::SlotId;
+use crate::plan::muon::{MuonKernel, Part};
 use crate::plan::{Kernel, OpKind, Param, Plan, TensorId};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,18 +58,22 @@ pub fn stretches(runs: &[Run]) -> Vec<Range<u64>> {
 }
 
 /// The tensors that the optimizer updates together, slot by slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Updated {
-    /// By [`State`]; the weight's is the master copy where there is one.
-    tensors: [TensorId; 3],
+    /// By [`State`]; the weight's is the master copy where there is one. None: nothing of it has such a state.
+    tensors: [Option<TensorId>; 3],
+    /// What is what in a rank's share, where Muon updates matrices and keeps squares for the rest alone, packed.
+    part: Option<Part>,
 }
 
 /// What one rank has of a parameter.
 #[derive(Debug, Clone)]
 pub struct Held<'p> {
     pub param: &'p Param,
-    /// Where it is kept, by [`State`].
-    pub states: [SlotId; 3],
+    /// Where it is kept, by [`State`]. None: it has no such state.
+    pub states: [Option<SlotId>; 3],
+    /// Elements of the share that the optimizer keeps squares of, one behind the other; none: all of them.
+    packed: Option<Vec<Range<u64>>>,
     /// Its elements there, in order.
     pub runs: Vec<Run>,
     /// The weight that kernels read, and its elements, where the optimizer has a copy of its own.
@@ -81,22 +86,47 @@ pub struct Extents<'p> {
     updated: BTreeMap<TensorId, Updated>,
 }
 
+impl<'p> Held<'p> {
+    /// What is kept of a parameter by an optimizer that keeps everything of all.
+    #[cfg(test)]
+    pub fn whole(param: &'p Param, at: SlotId, runs: Vec<Run>) -> Held<'p> {
+        Held { param, states: [Some(at); 3], packed: None, runs, working: None }
+    }
+
+    /// Where runs of it stand in the tensor of a state.
+    pub fn placed(&self, state: State, runs: &[Run]) -> Vec<Run> {
+        let Some(packed) = self.packed.as_ref().filter(|_| state == State::ExpAvgSq) else { return runs.to_vec() };
+        let place = |run: &Run| {
+            let mut before = 0;
+            for kept in packed {
+                if kept.contains(&run.local) {
+                    return Run { local: before + run.local - kept.start, ..*run };
+                }
+                before += kept.end - kept.start;
+            }
+            unreachable!("{} has squares, and stands among what has some", self.param.name)
+        };
+        runs.iter().map(place).collect()
+    }
+}
+
 impl<'p> Extents<'p> {
     /// Errors: the plan trains nothing.
     pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Result<Extents<'p>> {
-        if plan.kernels().any(|kernel| matches!(kernel, Kernel::Muon(_))) {
-            let why = "checkpoint: the state of Muon is not saved or loaded yet; leave --save and --load out, or options muon";
-            return Err(Error::infeasible(why));
-        }
         let mut updated = BTreeMap::new();
         for program in 0..plan.programs.len() as u32 {
             let line = Line::program(plan, atoms, program)?;
             for (i, node) in line.nodes.iter().enumerate() {
-                if let OpKind::Compute { kernel: Kernel::Adam { .. }, .. } = node.op.kind {
-                    let [_, weight, m, v] = line.reads(i) else { continue };
-                    let tensors = [weight.tensor, m.tensor, v.tensor];
-                    updated.insert(weight.tensor, Updated { tensors });
-                }
+                let OpKind::Compute { kernel, .. } = &node.op.kind else { continue };
+                // Behind the gradient, and what matrices move by.
+                let (first, part) = match kernel {
+                    Kernel::Adam { .. } => (1, None),
+                    Kernel::Muon(MuonKernel::Update { part, .. }) => (2, Some(part.clone())),
+                    _ => continue,
+                };
+                let kept: Vec<TensorId> = line.reads(i)[first..].iter().map(|place| place.tensor).collect();
+                let tensors = [0, 1, 2].map(|state| kept.get(state).copied());
+                updated.insert(kept[0], Updated { tensors, part });
             }
         }
         if updated.is_empty() {
@@ -118,13 +148,23 @@ impl<'p> Extents<'p> {
             .get(&kept)
             .ok_or_else(|| Error::infeasible(format!("checkpoint: the plan has no optimizer for {}", param.name)))?;
         let slot = |tensor| SlotId { tensor, slot: param.slot };
+        let has_squares = param.matrices.is_empty();
+        let of = |(state, tensor): (usize, Option<TensorId>)| {
+            tensor.filter(|_| has_squares || state != State::ExpAvgSq as usize).map(slot)
+        };
+        let mut states = updated.tensors.into_iter().enumerate().map(of);
+        let states = [0; 3].map(|_| states.next().flatten());
+        let packed = updated.part.as_ref().map(|part| {
+            let others = part.stretches(&self.plan.views, rank).into_iter().filter(|s| s.of.is_none());
+            others.map(|s| s.elems.start as u64..s.elems.end as u64).collect()
+        });
         let all = runs(self.plan, param, rank);
         let share = match master {
             Some(master) => within(&all, share(self.plan, master, rank)),
             None => all.clone(),
         };
         let working = master.map(|m| (slot(param.weight), if m.shared { share.clone() } else { all }));
-        Ok(Held { param, states: updated.tensors.map(slot), runs: share, working })
+        Ok(Held { param, states, packed, runs: share, working })
     }
 }
 

@@ -85,6 +85,9 @@ impl File {
 pub struct Param {
     pub shape: Vec<u64>,
     pub pieces: Vec<Piece>,
+    /// It is Muon's, which keeps no running mean of squares.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_muon: bool,
 }
 
 /// What one file has of a parameter: its boxes one behind the other.
@@ -148,6 +151,11 @@ pub fn boxes(runs: &[Run]) -> Vec<Box> {
 }
 
 impl Param {
+    /// What is kept of it.
+    pub fn states(&self) -> &'static [State] {
+        if self.by_muon { &[State::Weight, State::ExpAvg] } else { &State::ALL }
+    }
+
     pub fn elems(&self) -> u64 {
         self.shape.iter().product()
     }
@@ -311,7 +319,7 @@ mod tests {
         let runs: Vec<Run> = (0..6).map(|i| Run { local: 4 * i, whole: 10 * i + 2, len: 4 }).collect();
         let boxes = boxes(&runs);
         assert_eq!(boxes, [Box { first: 2, len: 4, stride: 10, count: 6 }]);
-        let param = Param { shape: vec![6, 10], pieces: vec![Piece { file: 0, boxes }] };
+        let param = Param { shape: vec![6, 10], pieces: vec![Piece { file: 0, boxes }], by_muon: false };
         assert_eq!(param.stored().iter().map(|s| s.run).collect::<Vec<_>>(), runs);
     }
 

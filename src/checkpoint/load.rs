@@ -86,6 +86,14 @@ impl Loader {
                     let why = format!("{:?} was saved, {:?} is wanted", saved.shape, param.shape);
                     return wrong(format!("params.{}.shape", param.name), why);
                 }
+                Some(saved) if saved.by_muon == param.matrices.is_empty() => {
+                    let [was, wanted, remedy] = match saved.by_muon {
+                        true => ["Muon", "Adam", "give --options muon"],
+                        false => ["Adam", "Muon", "leave --options muon out"],
+                    };
+                    let why = format!("its optimizer was {was}, and is {wanted} here; {remedy}");
+                    return Err(Error::spec(path.display(), format!("params.{}", param.name), why));
+                }
                 Some(_) => {}
             }
         }
@@ -110,8 +118,9 @@ impl Loader {
             for held in extents.of(rank)? {
                 let stored = self.index.params[&held.param.name].stored();
                 for state in State::ALL {
+                    let Some(at) = held.states[state as usize] else { continue };
                     let values = self.values(&held, &held.runs, &stored, state, &mut read)?;
-                    put(memory, rank, (held.states[state as usize], &held.runs), &values)?;
+                    put(memory, rank, (at, &held.placed(state, &held.runs)), &values)?;
                     if let Some((at, runs)) = held.working.as_ref().filter(|_| state == State::Weight) {
                         let same = *runs == held.runs;
                         let values = if same { values } else { self.values(&held, runs, &stored, state, &mut read)? };
@@ -132,7 +141,9 @@ impl Loader {
     /// Tensors with values that are no numbers, with how many of them: nothing goes on from such.
     pub fn not_finite(&self) -> Result<Vec<(String, usize)>> {
         let mut all: BTreeMap<String, usize> = BTreeMap::new();
-        for (param, state) in self.index.params.iter().flat_map(|param| State::ALL.map(|state| (param, state))) {
+        for (param, state) in
+            self.index.params.iter().flat_map(|param| param.1.states().iter().map(move |state| (param, *state)))
+        {
             let name = tensor_name(param.0, state);
             for piece in &param.1.pieces {
                 let elems: u64 = piece.boxes.iter().map(|b| b.len * b.count).sum();

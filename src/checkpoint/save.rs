@@ -141,7 +141,11 @@ fn written_as(dtype: Dtype) -> Dtype {
 
 /// The tensors of every rank's file, and where each parameter is in them.
 fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tensors>, BTreeMap<String, Param>)> {
-    let whole = |param: &crate::plan::Param| Param { shape: param.shape.clone(), pieces: vec![] };
+    let whole = |param: &crate::plan::Param| Param {
+        shape: param.shape.clone(),
+        pieces: vec![],
+        by_muon: !param.matrices.is_empty(),
+    };
     let mut params: BTreeMap<String, Param> = plan.params.iter().map(|p| (p.name.clone(), whole(p))).collect();
     let mut files = vec![];
     let tasks = share(held);
@@ -155,9 +159,10 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
         let mut tensors = vec![];
         for (name, (held, runs)) in runs_of {
             for state in State::ALL {
-                let at = held.states[state as usize];
+                let Some(at) = held.states[state as usize] else { continue };
                 let read = |elems| memory.read(rank, at, elems);
-                let parts: Vec<Data> = stretches(&runs).into_iter().map(read).collect::<Result<_>>()?;
+                let parts: Vec<Data> =
+                    stretches(&held.placed(state, &runs)).into_iter().map(read).collect::<Result<_>>()?;
                 tensors.push((tensor_name(name, state), Data::concat(parts.into_iter()).widened()));
             }
             let param = params.get_mut(name).expect("every parameter has a place");

@@ -132,7 +132,7 @@ mod tests {
 
     fn held(param: &Param, runs: Vec<Run>) -> Vec<Held<'_>> {
         let slot = SlotId { tensor: 0, slot: 0 };
-        vec![Held { param, states: [slot; 3], runs, working: None }]
+        vec![Held::whole(param, slot, runs)]
     }
 
     #[test]

@@ -38,6 +38,8 @@ struct Found {
     dtype: &'static str,
     /// Constants of the run that saved: a run that loads has them unless flags say others.
     optimizer: Adam,
+    /// Matrices of layers are Muon's.
+    by_muon: bool,
     parameters: u64,
     bytes: u64,
     files: Vec<File>,
@@ -97,6 +99,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         ranks: index.ranks,
         dtype: index.dtype.name(),
         optimizer: index.optimizer,
+        by_muon: index.params.values().any(|param| param.by_muon),
         parameters: index.elems(),
         bytes: index.bytes(),
         files: files.collect(),
@@ -111,7 +114,7 @@ impl Found {
     fn render(&self) -> String {
         let mut text = format!(
             "{}\n{} after step {} ({} sequences, seed {}), saved by {} on {} ranks\n{} parameters in {}, each with two \
-             moments: {}. Every file is as it was written.\nOptimizer: {}\n\n",
+             moments{}: {}. Every file is as it was written.\nOptimizer: {}\n\n",
             self.dir.display(),
             self.model,
             self.step,
@@ -121,6 +124,7 @@ impl Found {
             self.ranks,
             decimal(self.parameters as f64, ""),
             self.dtype,
+            if self.by_muon { ", and matrices of layers with one (Muon's)" } else { "" },
             bytes(self.bytes as f64),
             self.optimizer
         );

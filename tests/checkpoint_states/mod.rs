@@ -1,6 +1,5 @@
 //! What tests do with checkpoints of any executor: load, save, and look at what is in the files.
 
-use foretrain::checkpoint::extent::State;
 use foretrain::checkpoint::index::tensor_name;
 use foretrain::checkpoint::{Index, Loader, Saver, newest};
 use foretrain::error::Result;
@@ -56,7 +55,7 @@ pub fn states(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files: Vec<Vec<u8>> = index.files.iter().map(|f| std::fs::read(dir.join(&f.name)).expect("a file")).collect();
     let mut all = BTreeMap::new();
     for (name, param) in &index.params {
-        for state in State::ALL {
+        for &state in param.states() {
             let mut whole = vec![];
             for stored in param.stored() {
                 let file = SafeTensors::deserialize(&files[stored.file as usize]).expect("a safetensors file");
