@@ -15,6 +15,9 @@ use crate::plan::{Adam, BlockId, Buf, Builder, Dtype, Kernel, TensorKind};
 /// Matrices that go through the steps of Newton and Schulz together, where they are of one size.
 const BATCH: u64 = 8;
 
+/// Layers that are on their way, or worked on, while others are.
+const TURNS: u32 = 2;
+
 /// The matrices of weights, as the ranks have them.
 pub fn matrices(weights: &Weights) -> Vec<Matrices> {
     let mut all: Vec<Matrices> = vec![];
@@ -35,9 +38,9 @@ pub fn matrices(weights: &Weights) -> Vec<Matrices> {
 /// What it works in.
 #[derive(Clone, Copy)]
 pub struct Room {
-    /// Slices of layers, to be exchanged.
+    /// Slices of layers, to be exchanged, in turns.
     slices: Buf,
-    /// A layer.
+    /// A layer, in turns.
     whole: Buf,
     /// Matrices on their way, and their Gram matrices.
     next: Buf,
@@ -51,12 +54,13 @@ impl Room {
             |of: &dyn Fn(&(&DataParallel, &FlatWeights, &Part)) -> u64| all.iter().map(of).max().unwrap_or(0).max(1);
         let batches =
             |of: &dyn Fn(&Matrices) -> u64| most(&|(.., part)| batches(part).map(|m| of(&m)).max().unwrap_or(0));
-        let mut room = |name: &str, elems| b.tensor(name, &[elems], dtype, TensorKind::Workspace, 1);
+        let turns = if all.iter().any(|(dp, ..)| dp.parts() > 1) { TURNS } else { 1 };
+        let mut room = |name: &str, elems, turns| b.tensor(name, &[elems], dtype, TensorKind::Workspace, turns);
         Room {
-            slices: room("muon_slices", most(&|(dp, w, _)| if dp.parts() > 1 { w.elems } else { 0 })),
-            whole: room("muon_whole", most(&|(_, w, _)| w.elems)),
-            next: room("muon_next", batches(&Matrices::elems)),
-            grams: ["muon_gram", "muon_square"].map(|name| room(name, batches(&Matrices::gram_elems))),
+            slices: room("muon_slices", most(&|(dp, w, _)| if dp.parts() > 1 { w.elems } else { 0 }), turns),
+            whole: room("muon_whole", most(&|(_, w, _)| w.elems), turns),
+            next: room("muon_next", batches(&Matrices::elems), 1),
+            grams: ["muon_gram", "muon_square"].map(|name| room(name, batches(&Matrices::gram_elems), 1)),
         }
     }
 }
@@ -106,47 +110,70 @@ pub struct Layers<'s> {
 }
 
 impl Layers<'_> {
-    /// Updates so many of them, the last first.
+    /// Updates so many of them, the last first: the next slices are on their way while matrices are worked on.
     pub fn update(&self, b: &mut Builder, prefix: &str, layers: u32) {
-        let parts = self.dp.parts() as usize;
         let slots: Vec<u32> = (0..layers).rev().collect();
-        let named = |what: &str, slot: u32| format!("{what}.{prefix}{slot}");
-        for round in slots.chunks(parts) {
-            let Room { slices, whole, next, grams } = self.room;
-            let (elems, share) = (self.weights.elems, self.part.elems);
-            let (slices, whole) = (slices.rows(0, elems), whole.rows(0, elems));
-            let to = if parts > 1 { slices } else { whole };
-            let slice = |at: usize| to.rows(at as u64 * share, (at as u64 + 1) * share);
-            for (at, &slot) in round.iter().enumerate() {
-                self.dp.own_gradient(b, &named("own_grad", slot), self.weights, slot);
-                let kernel = MuonKernel::Momentum { part: self.part.clone(), momentum: MOMENTUM };
-                let [g, m] = self.dp.momentum_of(self.weights, slot);
-                b.compute(&named("muon_momentum", slot), Kernel::Muon(kernel), &[g, m], &[m, slice(at)]);
+        let rounds: Vec<&[u32]> = slots.chunks(self.dp.parts() as usize).collect();
+        let ahead = self.dp.parts() > 1;
+        for (at, round) in rounds.iter().enumerate() {
+            if at == 0 || !ahead {
+                self.gather(b, prefix, at, round);
             }
-            let rest = share * (parts - round.len()) as u64;
-            if rest > 0 {
-                b.compute(
-                    &named("muon_fill", round[0]),
-                    Kernel::Fill { elems: rest },
-                    &[],
-                    &[to.rows(elems - rest, elems)],
-                );
+            if let Some(next) = rounds.get(at + 1).filter(|_| ahead) {
+                self.gather(b, prefix, at + 1, next);
             }
-            let exchange = |b: &mut Builder, label: &str, from, to| {
-                if parts > 1 {
-                    self.dp.exchange(b, &named(label, round[0]), from, to);
-                }
-            };
-            exchange(b, "muon_gather", slices, whole);
-            let [gram, square] = grams;
-            b.call(&named("orthogonalise", round[0]), self.chain, 1, &[whole, next, gram, square].map(Into::into));
-            exchange(b, "muon_scatter", whole, slices);
-            for (at, &slot) in round.iter().enumerate() {
-                let kernel = Kernel::Muon(MuonKernel::Update { part: self.part.clone(), adam: self.adam });
-                let label = named("muon_update", slot);
-                self.dp.move_by(b, &label, self.weights, slot, kernel, slice(at));
-                self.dp.gather_new(b, &named("all_gather", slot), self.weights, slot);
-            }
+            self.step(b, prefix, at, round);
+        }
+    }
+
+    /// Where slices of layers are in a round, and whole ones.
+    fn places(&self, round: usize) -> [Buf; 2] {
+        let turn = if self.dp.parts() > 1 { round as u32 % TURNS } else { 0 };
+        [self.room.slices, self.room.whole].map(|buf| buf.slot(turn).rows(0, self.weights.elems))
+    }
+
+    /// The rank's slice of one of the layers of a round: in the whole where it has all of it.
+    fn slice(&self, round: usize, at: usize) -> Buf {
+        let [slices, whole] = self.places(round);
+        let share = self.part.elems;
+        let of = if self.dp.parts() > 1 { slices } else { whole };
+        of.rows(at as u64 * share, (at as u64 + 1) * share)
+    }
+
+    /// Momenta of the layers of a round, and of one of them all that others have.
+    fn gather(&self, b: &mut Builder, prefix: &str, round: usize, layers: &[u32]) {
+        let parts = self.dp.parts() as usize;
+        for (at, &slot) in layers.iter().enumerate() {
+            self.dp.own_gradient(b, &format!("own_grad.{prefix}{slot}"), self.weights, slot);
+            let kernel = Kernel::Muon(MuonKernel::Momentum { part: self.part.clone(), momentum: MOMENTUM });
+            let [g, m] = self.dp.momentum_of(self.weights, slot);
+            b.compute(&format!("muon_momentum.{prefix}{slot}"), kernel, &[g, m], &[m, self.slice(round, at)]);
+        }
+        if parts == 1 {
+            return;
+        }
+        let ([slices, whole], name) = (self.places(round), format!("{prefix}{}", layers[0]));
+        let rest = self.part.elems * (parts - layers.len()) as u64;
+        if rest > 0 {
+            let none = slices.rows(self.weights.elems - rest, self.weights.elems);
+            b.compute(&format!("muon_fill.{name}"), Kernel::Fill { elems: rest }, &[], &[none]);
+        }
+        self.dp.exchange(b, &format!("muon_gather.{name}"), slices, whole);
+    }
+
+    /// What comes of the layer that a rank has, back to all, and the updates of their slices.
+    fn step(&self, b: &mut Builder, prefix: &str, round: usize, layers: &[u32]) {
+        let ([slices, whole], name) = (self.places(round), format!("{prefix}{}", layers[0]));
+        let Room { next, grams: [gram, square], .. } = self.room;
+        b.call(&format!("orthogonalise.{name}"), self.chain, 1, &[whole, next, gram, square].map(Into::into));
+        if self.dp.parts() > 1 {
+            self.dp.exchange(b, &format!("muon_scatter.{name}"), whole, slices);
+        }
+        for (at, &slot) in layers.iter().enumerate() {
+            let kernel = Kernel::Muon(MuonKernel::Update { part: self.part.clone(), adam: self.adam });
+            let by = self.slice(round, at);
+            self.dp.move_by(b, &format!("muon_update.{prefix}{slot}"), self.weights, slot, kernel, by);
+            self.dp.gather_new(b, &format!("all_gather.{prefix}{slot}"), self.weights, slot);
         }
     }
 }
