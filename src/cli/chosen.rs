@@ -18,6 +18,8 @@ pub struct Chosen {
     pub(super) loaded: Option<Plan>,
     /// What was taken where nothing was said.
     pub(super) taken: Option<String>,
+    /// Whether the sequences of a step were.
+    pub(super) batch_said: bool,
 }
 
 impl Chosen {
@@ -53,7 +55,7 @@ impl Chosen {
     pub fn remedied(&self, row: Row) -> Result<Row> {
         // Of a large mixture in a long pipeline it takes half a minute.
         let _clock = row.over().filter(|over| *over > 0.0).map(|_| Clock::start("looking for what makes it fit"));
-        self.case.with_remedies(&self.point, row)
+        self.case.with_remedies(&self.point, row, self.batch_said)
     }
 
     /// That some GPUs of each node idle.

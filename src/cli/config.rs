@@ -251,7 +251,7 @@ impl Config {
         let fits = !defaults.at_hand && !self.says_split() && gpu.architecture != Architecture::Cpu;
         let taken = if fits { fitting(&case, &point, self.global_batch)? } else { None };
         let (point, taken) = taken.map_or((point, None), |taken| (taken.point, Some(taken.note)));
-        Ok(Chosen { case, point, loaded: None, taken })
+        Ok(Chosen { case, point, loaded: None, taken, batch_said: self.global_batch.is_some() })
     }
 
     /// The model of a name, without its modules of multi-token prediction where a flag leaves them out.
@@ -336,7 +336,7 @@ impl Config {
         case.can_run(&plan.about.par)?;
         case.aside(&plan)?;
         self.measured(&mut case, defaults)?;
-        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None })
+        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None, batch_said: false })
     }
 
     /// Puts the profile's kernel times into a case, if they are those of its machine.

@@ -12,8 +12,8 @@ use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
 use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
-use crate::sweep::search::{CEILING, Counts, Found, Nearest, Progress, Question, Space, Stop, Value, search};
-use crate::sweep::{Batch, Case};
+use crate::sweep::search::{CEILING, Counts, Found, Nearest, Progress, Question, Space, Stop, Value, ends, search};
+use crate::sweep::{Batch, Case, Point};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -188,11 +188,35 @@ impl Flags {
     }
 }
 
+impl Flags {
+    /// That the best way has the last of a usual list, where more could be tried.
+    fn at_an_end(&self, question: &Question, found: &Found) -> Result<Vec<String>> {
+        let Some(best) = found.best.first().map(Point::of_row) else { return Ok(vec![]) };
+        let said = [
+            ("tp", self.tp.len()),
+            ("pp", self.pp.len()),
+            ("ulysses", self.ulysses.len().max(self.ring.len())),
+            ("ring", self.ulysses.len().max(self.ring.len())),
+            ("ep", self.ep.len()),
+            ("micro-batch", self.micro_batch.len()),
+        ];
+        let open = |name: &str| said.iter().any(|(other, said)| *other == name && *said == 0);
+        let ends = ends(&question.case()?, &best).into_iter().filter(|(name, _)| open(name));
+        let note = |(name, next)| {
+            format!(
+                "{name}: the fastest of {} tokens a sequence has the largest that was tried; --{name} {next} may be faster",
+                tokens(found.seq_len)
+            )
+        };
+        Ok(ends.map(note).collect())
+    }
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     question: &'a Question,
-    /// What the model's file states that no plan has.
+    /// What the model's file states that no plan has, and lists of values that may be too short.
     notes: &'a [String],
     found: &'a [Found],
     files: Vec<String>,
@@ -216,7 +240,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
-    let notes = question.spec()?.notes;
+    let mut notes = question.spec()?.notes;
+    for found in &found {
+        notes.extend(flags.at_an_end(&question, found)?);
+    }
     let mut text = human::notes(&notes);
     text.push_str(&format!(
         "{} on {} of {}, stack {}, {}{}\n",
@@ -384,7 +411,9 @@ fn choices(values: &[Value]) -> String {
         let more = |over: f64| 100.0 * (over - 1.0);
         let said = |value: &Value| match (value.over_best, value.at_least) {
             (Some(over), _) if over < 1.0005 => "best".into(),
-            (Some(over), _) => format!("+{:.1} %", more(over)),
+            (Some(over), None) => format!("+{:.1} %", more(over)),
+            // A way that was not costed may be faster.
+            (Some(over), Some(_)) => format!("at most +{:.1} %", more(over)),
             (None, Some(least)) => format!("over +{:.0} %", more(least)),
             (None, None) => format!("none found within +{:.0} %", more(CEILING)),
         };
@@ -413,9 +442,14 @@ mod tests {
             over_best,
             at_least: None,
         };
-        let all =
-            [value("recompute", "none", None), value("recompute", "full", Some(1.0)), value("tp", "8", Some(1.1))];
+        let all = [
+            value("recompute", "none", None),
+            value("recompute", "full", Some(1.0)),
+            value("tp", "8", Some(1.1)),
+            Value { at_least: Some(1.05), ..value("tp", "4", Some(1.1)) },
+        ];
         let table = choices(&all);
+        assert!(table.contains("| 4 at most +10.0 %"), "{table}");
         assert!(table.contains("\"none\" none found within +50 % | \"full\" best"), "{table}");
         assert!(table.contains("8 +10.0 %"), "{table}");
     }

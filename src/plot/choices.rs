@@ -48,6 +48,8 @@ type Best = BTreeMap<(u64, String), Fastest>;
 #[derive(Debug, Clone, PartialEq)]
 enum Fastest {
     Step(f64),
+    /// One that was not costed may be faster.
+    AtMost(f64),
     Never(String),
 }
 
@@ -55,7 +57,7 @@ impl Fastest {
     /// Those that there are not come last.
     fn step(&self) -> f64 {
         match self {
-            Fastest::Step(step) => *step,
+            Fastest::Step(step) | Fastest::AtMost(step) => *step,
             Fastest::Never(_) => f64::INFINITY,
         }
     }
@@ -89,9 +91,12 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
             *least = Fastest::Step(least.step().min(step));
         }
     }
-    for (choice, value, why) in never(rows_csv, *first)? {
-        if let Some(at) = CHOICES.iter().position(|(name, _)| *name == choice) {
-            tables[at].entry((value.parse().unwrap_or(0), value)).or_insert(Fastest::Never(why));
+    for Said { choice, value, why } in said(rows_csv, *first)? {
+        let Some(at) = CHOICES.iter().position(|(name, _)| *name == choice) else { continue };
+        let key = (value.parse().unwrap_or(0), value);
+        match why {
+            Some(why) => drop(tables[at].entry(key).or_insert(Fastest::Never(why))),
+            None => drop(tables[at].entry(key).and_modify(|found| *found = Fastest::AtMost(found.step()))),
         }
     }
     let Some((step, line)) = fastest else { return Ok(vec![]) };
@@ -106,8 +111,16 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     save(&marks, out_dir, "choices")
 }
 
-/// Choices and values that a search found nothing with, of a length and a batch: from its choices.csv, which older ones lack.
-fn never(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<(String, String, String)>> {
+/// What rows do not say of a value.
+struct Said {
+    choice: String,
+    value: String,
+    /// Why nothing was found with it. None: something was, and ways that were not costed may be faster.
+    why: Option<String>,
+}
+
+/// What a search says of values, of a length and a batch: from its choices.csv, which older ones lack.
+fn said(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<Said>> {
     let path = rows_csv.with_file_name("choices.csv");
     // Of a search that leaves no choice there is but a heading.
     if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
@@ -116,15 +129,17 @@ fn never(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<(String, String, Strin
     let mut all = vec![];
     for line in Sheet::read(&path)?.lines() {
         let times = |column| line.maybe::<f64>(column, "how many times as long as the best", |v| *v >= 1.0);
-        if work_of(&line)? != work || times("over_best")?.is_some() {
+        if work_of(&line)? != work {
             continue;
         }
         let percent = |times: f64| format!("+{:.0} %", 100.0 * (times - 1.0));
-        let why = match (times("at_least")?, times("ceiling")?) {
-            (Some(least), _) => format!("over {}", percent(least)),
-            (None, ceiling) => format!("none in {}", percent(ceiling.unwrap_or(1.0))),
+        let why = match (times("over_best")?, times("at_least")?, times("ceiling")?) {
+            (Some(_), None, _) => continue,
+            (Some(_), Some(_), _) => None,
+            (None, Some(least), _) => Some(format!("over {}", percent(least))),
+            (None, None, ceiling) => Some(format!("none in {}", percent(ceiling.unwrap_or(1.0)))),
         };
-        all.push((line.text("choice")?.into(), line.text("value")?.into(), why));
+        all.push(Said { choice: line.text("choice")?.into(), value: line.text("value")?.into(), why });
     }
     Ok(all)
 }
@@ -181,7 +196,8 @@ fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Ma
         Mark::fitting((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK),
         Mark::text(
             (60.0, 152.0),
-            "A cell: the fastest way found that has this value and fits, all else being free; grey: none was found",
+            "A cell: the fastest way found that has this value and fits, all else being free; \
+             ≤: one that was not costed may be faster; grey: none was found",
             16.0,
             FAINT,
             Align::Left,
@@ -201,7 +217,9 @@ fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark
         let x = LEFT + i as f64 * (CELL.0 + 4.0);
         let (color, ink) = match of {
             Fastest::Never(_) => (GRID, FAINT),
-            Fastest::Step(_) => (ramp(&RAMP, over / DARKEST), if over > 0.8 * DARKEST { PAPER } else { INK }),
+            Fastest::Step(_) | Fastest::AtMost(_) => {
+                (ramp(&RAMP, over / DARKEST), if over > 0.8 * DARKEST { PAPER } else { INK })
+            }
         };
         marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + high), color });
         let middle = x + CELL.0 / 2.0;
@@ -210,8 +228,9 @@ fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark
         marks.push(Mark::text((middle, y + high / 3.0), value, size, ink, Align::Middle));
         let said = match of {
             Fastest::Never(why) => why.clone(),
-            Fastest::Step(_) if over < 5e-4 => "fastest".into(),
+            _ if over < 5e-4 => "fastest".into(),
             Fastest::Step(_) => format!("+{:.1} %", 100.0 * over),
+            Fastest::AtMost(_) => format!("≤ +{:.1} %", 100.0 * over),
         };
         marks.push(Mark::text((middle, y + high * 0.7), said, 15.0, ink, Align::Middle));
         if over < 5e-4 {
@@ -256,7 +275,8 @@ mod tests {
         let rows = rows.map(|(step, words)| line(step, words));
         std::fs::write(&csv, format!("{head}{}\n", rows.concat())).unwrap();
         let found = "seq_len,global_batch,choice,value,over_best,at_least,ceiling\n8192,64,ring,1,1,,1.5\n\
-                     8192,64,ring,16,,1.5,1.5\n8192,64,pp,64,,,1.5\n4096,64,tp,8,,,1.5\n";
+                     8192,64,ring,16,,1.5,1.5\n8192,64,pp,64,,,1.5\n4096,64,tp,8,,,1.5\n\
+                     8192,64,options,default,2,1.2,1.5\n8192,64,options,fp8,1.0,,1.5\n";
         std::fs::write(dir.path().join("choices.csv"), found).unwrap();
         let svg = std::fs::read_to_string(&choices(&csv, dir.path()).unwrap()[0]).unwrap();
         for words in [
@@ -267,7 +287,8 @@ mod tests {
             "none in +50 %",
             "\nfp8\n",
             "\ndefault\n",
-            "+50.0 %",
+            "\n+50.0 %\n",
+            "\n≤ +50.0 %\n",
             "m on 1 GPU of c",
         ] {
             assert!(svg.contains(words), "{words}");

@@ -338,7 +338,7 @@ impl Case {
 
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
-        let mut row = self.memory_of(plan)?;
+        let mut row = self.memory_of(plan, u64::MAX)?;
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
             row.set_dropped(dropped(&plan.routes));
@@ -346,16 +346,21 @@ impl Case {
         Ok(row)
     }
 
-    /// The same without times: whether it fits, and what fills its memory.
-    fn memory_of(&self, plan: &Plan) -> Result<Row> {
+    /// The same without times: whether it fits, and what fills its memory, as far as [`Case::footprint_within`] goes.
+    fn memory_of(&self, plan: &Plan, room: u64) -> Result<Row> {
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&self.footprint(plan)?, &self.place(&self.aside(plan)));
+        row.set_layout(&self.footprint_within(plan, room)?, &self.place(&self.aside(plan)));
         Ok(row)
     }
 
     /// The row of a point without times.
     pub fn laid_out(&self, point: &Point) -> Result<Row> {
-        match self.plan(point).and_then(|plan| self.memory_of(&plan)) {
+        self.laid_out_within(point, u64::MAX)
+    }
+
+    /// The same; of a point that does not fit what the first program that needs more than `room` bytes needs, if one does.
+    pub(super) fn laid_out_within(&self, point: &Point, room: u64) -> Result<Row> {
+        match self.plan(point).and_then(|plan| self.memory_of(&plan, room)) {
             Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
             other => other,
         }

@@ -53,11 +53,12 @@ impl Kind {
 }
 
 impl Case {
-    /// A row that lacks memory with what would make its point fit; any other row as it is.
-    pub fn with_remedies(&self, point: &Point, row: Row) -> Result<Row> {
+    /// A row that lacks memory with what would make its point fit; any other row as it is. `batch_said`: whoever asks has
+    /// said how many sequences a step has, and need not be told.
+    pub fn with_remedies(&self, point: &Point, row: Row, batch_said: bool) -> Result<Row> {
         match row.over() {
             Some(over) if over > 0.0 => {
-                let found = Search { case: self, point, over }.words()?;
+                let found = Search { case: self, point, over, batch_said }.words()?;
                 Ok(Row { why: format!("{}; {found}", row.why), ..row })
             }
             _ => Ok(row),
@@ -70,6 +71,12 @@ impl Case {
         let row = self.laid_out(point)?;
         Ok(row.over().filter(|over| row.feasible || *over > 0.0))
     }
+
+    /// The same where it fits, without looking at stages behind one that does not.
+    fn spare(&self, point: &Point) -> Result<Option<f64>> {
+        let row = self.laid_out_within(point, self.room() as u64)?;
+        Ok(row.over().filter(|_| row.feasible))
+    }
 }
 
 /// What is tried on a point that needs `over` bytes more than there are.
@@ -77,6 +84,7 @@ struct Search<'a> {
     case: &'a Case,
     point: &'a Point,
     over: f64,
+    batch_said: bool,
 }
 
 impl Search<'_> {
@@ -113,12 +121,12 @@ impl Search<'_> {
         self.case.over(&self.with(changes))
     }
 
-    /// Flags that are typed for changes: the batch, too, where it is the one that is taken unless it is said, and would be
-    /// another one after them.
+    /// Flags that are typed for changes: the batch, too, where it was not said and would be another one after them.
     fn words_of(&self, changes: &[&Change]) -> String {
         let changed = self.with(changes);
         let is_usual = |point: &Point| point.global_batch == usual_batch(point.par.dp, point.micro_batch);
-        let batch = (is_usual(self.point) && !is_usual(&changed)).then_some(changed.global_batch);
+        let follows = !self.batch_said && is_usual(self.point);
+        let batch = (follows && !is_usual(&changed)).then_some(changed.global_batch);
         words(changes, batch)
     }
 
@@ -164,16 +172,16 @@ impl Search<'_> {
     /// The least steps of two kinds that are enough together: of the second beside the last of the first, then of the first.
     fn pair(&self, [first, second]: [&Kind; 2]) -> Result<Option<String>> {
         let Some(most) = first.steps.last() else { return Ok(None) };
-        let fits = |changes: [&Change; 2]| Ok(self.over_with(&changes)?.filter(|over| *over <= 0.0));
+        let fits = |changes: [&Change; 2]| self.case.spare(&self.with(&changes));
         for other in &second.steps {
-            if fits([most, other])?.is_none() {
-                continue;
-            }
-            for least in &first.steps {
+            let Some(with_most) = fits([most, other])? else { continue };
+            let said = |least, over| Ok(Some(format!("{}{}", self.words_of(&[least, other]), self.needs(over))));
+            for least in &first.steps[..first.steps.len() - 1] {
                 if let Some(over) = fits([least, other])? {
-                    return Ok(Some(format!("{}{}", self.words_of(&[least, other]), self.needs(over))));
+                    return said(least, over);
                 }
             }
+            return said(most, with_most);
         }
         Ok(None)
     }
@@ -317,7 +325,7 @@ mod tests {
     fn why(case: &Case, point: Point) -> String {
         let row = case.row(&point).unwrap();
         assert!(row.why.starts_with("memory: "), "{}", row.why);
-        case.with_remedies(&point, row).unwrap().why
+        case.with_remedies(&point, row, false).unwrap().why
     }
 
     /// The point with the flags of one remedy, as someone types them who reads it, and has said nothing of the batch where it is
@@ -393,7 +401,10 @@ mod tests {
         let mut point = point(16 << 10, 64, Parallelism { recompute: Recompute::None, dp: 8, ring: 8, ..full });
         point.micro_batch = 8;
         assert_eq!(hold(&whole, point)[0], "micro_batch 2 and global_batch 64");
-        // A batch that was said is not said again.
+        // A batch that was said is not said again, be it the usual one or not.
+        let row = whole.row(&point).unwrap();
+        let why = whole.with_remedies(&point, row, true).unwrap().why;
+        assert!(why.contains("fits with micro_batch 2 (") && !why.contains("global_batch"), "{why}");
         point.global_batch = 128;
         assert_eq!(hold(&whole, point)[0], "micro_batch 2");
     }
@@ -435,7 +446,7 @@ mod tests {
         let fits = Parallelism { dp: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
         for par in [fits, Parallelism { dp: 3, ..fits }] {
             let row = small.row(&point(8192, 8, par)).unwrap();
-            assert_eq!(small.with_remedies(&point(8192, 8, par), row.clone()).unwrap(), row);
+            assert_eq!(small.with_remedies(&point(8192, 8, par), row.clone(), false).unwrap(), row);
         }
     }
 }

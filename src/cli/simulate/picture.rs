@@ -87,7 +87,7 @@ mod tests {
         let case = Case::new(LlmSpec::find("llama-3-8b").unwrap(), "dgx-h100", "nccl-fa3", 8, None).unwrap();
         let point = Point { seq_len: 1024, global_batch: 16, micro_batch: 1, par };
         let plan = case.plan(&point).unwrap();
-        (Chosen { case, point, loaded: None, taken: None }, plan)
+        (Chosen { case, point, loaded: None, taken: None, batch_said: false }, plan)
     }
 
     #[test]

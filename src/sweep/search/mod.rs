@@ -16,7 +16,7 @@ mod values;
 pub use found::{Counts, Found};
 pub use nearest::Nearest;
 use nearest::TooLarge;
-pub use space::Space;
+pub use space::{Space, ends};
 pub use values::{CEILING, Value};
 
 use super::asked::{Asked, above_zero, least, trained};
@@ -28,7 +28,7 @@ use crate::spec::{Documents, Dtype, LlmSpec};
 use crate::strategy::guard;
 use probe::{Probe, Shape, Short};
 use rayon::prelude::*;
-use row::{fastest, is_slow, row, slow, step};
+use row::{fastest, is_slow, looked_at, row, slow, step};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -319,7 +319,8 @@ impl Search<'_> {
             Some(row) if row.step_time_s.is_some() && step(row) >= limit => Ok(Some((slow(row.clone()), false))),
             Some(row) if !is_slow(row) => Ok(Some((row.clone(), false))),
             _ if stop() => Ok(None),
-            _ => Ok(Some((row(case, point, limit)?, true))),
+            Some(row) => Ok(Some((looked_at(case, row.clone())?, true))),
+            None => Ok(Some((row(case, point, limit)?, true))),
         });
         let rows = rows.collect::<Result<Vec<Option<(Row, bool)>>>>()?;
         for (row, _) in rows.iter().flatten().filter(|(_, new)| *new) {
@@ -491,6 +492,42 @@ mod tests {
             of_two.at_least
         };
         assert_eq!([said(1.1), said(1.6)], [None, Some(CEILING)]);
+    }
+
+    /// Ways whose steps are known were cut behind ways that promised more, and slower ones were said to be the fastest.
+    #[test]
+    fn no_known_way_that_fits_is_faster_than_what_its_value_says() {
+        let question = Question { space: Space { micro_batch: vec![1, 2], ..dense().space }, ..dense() };
+        let case = question.case().unwrap();
+        let rows: BTreeMap<Point, Row> = all_rows(&question).into_iter().collect();
+        let whole: Vec<Row> = rows.values().cloned().collect();
+        let best = fastest(&whole)[0].clone();
+        // Every fourth way was too slow for its memory to be looked at; the others promise all.
+        let mut costed: Vec<Row> = whole.iter().step_by(4).cloned().map(slow).collect();
+        costed.retain(|row| Point::of_row(row) != Point::of_row(&best));
+        costed.push(best.clone());
+        let candidates: Vec<Candidate> = rows.keys().map(|point| Candidate::bounded(*point, step(&best))).collect();
+        let (progress, stop): (Progress, Stop) = (&|_, _, _| {}, &|| false);
+        let mut search = Search { case: &case, question: &question, store: None, rows: rows.clone(), progress, stop };
+        let found = values::values(&mut search, &candidates, &mut costed, &mut Counts::default()).unwrap();
+        let mut open = 0;
+        for Value { choice, value, row, at_least, .. } in &found {
+            let of: fn(&Row) -> u32 = match *choice {
+                "tp" => |row| row.tp,
+                "pp" => |row| row.pp,
+                "ring" => |row| row.ring,
+                "zero" => |row| row.zero,
+                _ => continue,
+            };
+            let said = row.as_ref().map_or(CEILING * step(&best), step);
+            let has = |row: &&Row| row.feasible && of(row).to_string() == *value && step(row) < said;
+            let faster: Vec<Point> = rows.values().filter(has).map(Point::of_row).collect();
+            assert!(costed.iter().all(|row| !faster.contains(&Point::of_row(row))), "{choice} {value}");
+            // A faster one that was not costed is not ruled out.
+            assert!(faster.is_empty() || row.is_none() || at_least.is_some(), "{choice} {value}");
+            open += usize::from(at_least.is_some_and(|least| least == 1.0));
+        }
+        assert!(open > 0);
     }
 
     #[test]

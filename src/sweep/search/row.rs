@@ -14,20 +14,30 @@ pub(super) fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
         row.set_time(&timeline, plan.about.model_flops, case.peak().value());
         row.set_dropped(dropped(&plan.routes));
-        if timeline.step.value() < limit {
-            let footprint = case.footprint_within(&plan, case.room() as u64)?;
-            row.set_layout(&footprint, &case.place(&case.aside(&plan)));
-            // Other stages were not looked at.
-            row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
-            Ok(row)
-        } else {
-            Ok(slow(row))
-        }
+        if timeline.step.value() < limit { laid_out(case, &plan, row) } else { Ok(slow(row)) }
     };
     match costed() {
         Err(Error::Infeasible(why)) => Ok(case.infeasible(point, why)),
         other => other,
     }
+}
+
+/// The row of a way that was slow, as it is for a limit that it is below: its time is known.
+pub(super) fn looked_at(case: &Case, row: Row) -> Result<Row> {
+    let point = Point::of_row(&row);
+    match case.plan(&point).and_then(|plan| laid_out(case, &plan, row)) {
+        Err(Error::Infeasible(why)) => Ok(case.infeasible(&point, why)),
+        other => other,
+    }
+}
+
+/// The row with its memory.
+fn laid_out(case: &Case, plan: &Plan, mut row: Row) -> Result<Row> {
+    let footprint = case.footprint_within(plan, case.room() as u64)?;
+    row.set_layout(&footprint, &case.place(&case.aside(plan)));
+    // Other stages were not looked at.
+    row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
+    Ok(row)
 }
 
 /// The kind of reason of rows whose memory was not looked at.

@@ -5,6 +5,7 @@ use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, R
 use crate::sweep::{Case, Point};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// What may be chosen. A list with one value leaves no choice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,13 +33,18 @@ const LEAST_TOKENS: u64 = 2048;
 /// A microbatch of several sequences has no more tokens a rank.
 const MOST_TOKENS: u64 = 16 << 10;
 const MOST_STAGES: u32 = 64;
+const MOST_EXPERT_RANKS: u64 = 64;
+/// Ranks that share a product or a sequence.
+const MOST_TENSOR: u64 = 8;
+const MOST_SPLIT: u64 = 64;
+const MICRO_BATCHES: [u64; 3] = [1, 2, 4];
 
 fn powers_of_two(most: u64) -> Vec<u32> {
     (0..31).map(|log| 1 << log).take_while(|n| u64::from(*n) <= most.max(1)).collect()
 }
 
 /// Divisors of `n` without prime factors above 3, and those of `also` among them: 3, 6, 12 stages for 96 layers.
-fn stages(gpus: u32, layers: u64) -> Vec<u32> {
+fn stages(among: RangeInclusive<u32>, gpus: u32, layers: u64) -> Vec<u32> {
     let smooth = |mut n: u32| {
         [2, 3].iter().for_each(|p| {
             while n.is_multiple_of(*p) {
@@ -48,7 +54,7 @@ fn stages(gpus: u32, layers: u64) -> Vec<u32> {
         n == 1
     };
     let fits = |n: &u32| gpus.is_multiple_of(*n) && u64::from(*n) <= layers;
-    (1..=MOST_STAGES).filter(fits).filter(|n| smooth(*n) || layers.is_multiple_of(u64::from(*n))).collect()
+    among.filter(fits).filter(|n| smooth(*n) || layers.is_multiple_of(u64::from(*n))).collect()
 }
 
 /// Combinations that cannot be built: how many, and why the first of them, by the kind of reason.
@@ -67,16 +73,16 @@ impl Space {
     pub fn usual(case: &Case, seq_len: u64) -> Space {
         let (model, cluster) = (&case.model, &case.cluster);
         let node = u64::from(cluster.spec.gpus_per_node.min(cluster.gpus()));
-        let split = powers_of_two((seq_len / LEAST_TOKENS).min(u64::from(cluster.gpus())).min(64));
+        let split = powers_of_two((seq_len / LEAST_TOKENS).min(u64::from(cluster.gpus())).min(MOST_SPLIT));
         Space {
-            tp: powers_of_two(node.min(8)),
-            pp: stages(cluster.gpus(), model.layers),
+            tp: powers_of_two(node.min(MOST_TENSOR)),
+            pp: stages(1..=MOST_STAGES, cluster.gpus(), model.layers),
             vp: vec![2, 3, 4, 5, 6, 8, 10, 12],
             ulysses: split.clone(),
             ring: split,
             ep: experts(model),
             zero: vec![1, 3],
-            micro_batch: vec![1, 2, 4],
+            micro_batch: MICRO_BATCHES.to_vec(),
             recompute: vec![Recompute::None, Recompute::Full],
             schedules: vec![Schedule::OneF1B, Schedule::Interleaved, Schedule::DualpipeV],
             dispatch: carriers(model, cluster.gpu.architecture),
@@ -222,10 +228,37 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
 
 /// Degrees of expert parallelism: divisors of the experts.
 fn experts(model: &LlmSpec) -> Vec<u32> {
-    const MOST: u64 = 64;
     let Some(moe) = model.moe else { return vec![1] };
-    let even = |n: &u64| moe.experts.is_multiple_of(*n) && (n.is_power_of_two() || !moe.experts.is_power_of_two());
-    (1..=moe.experts.min(MOST)).filter(even).map(|n| n as u32).collect()
+    (1..=moe.experts.min(MOST_EXPERT_RANKS)).filter(|n| moe.experts.is_multiple_of(*n)).map(|n| n as u32).collect()
+}
+
+/// What of a way is the last of a usual list that could go on: the name, and the next.
+pub fn ends(case: &Case, way: &Point) -> Vec<(&'static str, u64)> {
+    let (model, par) = (&case.model, &way.par);
+    let (gpus, node) = (u64::from(case.cluster.gpus()), u64::from(case.cluster.spec.gpus_per_node));
+    let tokens = way.seq_len / u64::from(par.ring) / u64::from(par.ulysses);
+    let divides = |n: &u64| gpus.is_multiple_of(*n);
+    let split = |degree: u32| {
+        let long = tokens / 2 >= LEAST_TOKENS && u64::from(degree) == MOST_SPLIT;
+        Some(2 * MOST_SPLIT).filter(|n| long && divides(n))
+    };
+    let of_experts = model.moe.filter(|_| experts(model).last() == Some(&par.ep)).and_then(|moe| {
+        let mut more = u64::from(par.ep) + 1..=moe.experts;
+        more.find(|n| moe.experts.is_multiple_of(*n) && divides(n))
+    });
+    let of_stages = |among| stages(among, case.cluster.gpus(), model.layers);
+    let deepest = of_stages(1..=MOST_STAGES).last() == Some(&par.pp);
+    let deeper = of_stages(MOST_STAGES + 1..=model.layers as u32).first().copied();
+    let most = MICRO_BATCHES[MICRO_BATCHES.len() - 1];
+    let all = [
+        ("tp", Some(2 * MOST_TENSOR).filter(|n| u64::from(par.tp) == MOST_TENSOR && *n <= node && divides(n))),
+        ("pp", deeper.filter(|_| deepest).map(u64::from)),
+        ("ulysses", split(par.ulysses)),
+        ("ring", split(par.ring)),
+        ("ep", of_experts),
+        ("micro-batch", Some(2 * most).filter(|n| way.micro_batch == most && n * tokens <= MOST_TOKENS)),
+    ];
+    all.into_iter().filter_map(|(name, next)| Some((name, next?))).collect()
 }
 
 /// Who may carry rows of experts: NCCL, and what is made for the GPU.
@@ -287,4 +320,25 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
         ("no-sync", par.zero == 3),
     ];
     all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_a_list_that_goes_on_is_told() {
+        let of = |model: &str, gpus, par| {
+            let case = Case::new(LlmSpec::find(model).unwrap(), "dgx-h100", "nccl-fa3", gpus, None).unwrap();
+            ends(&case, &Point { seq_len: 4096, global_batch: 4096, micro_batch: 1, par })
+        };
+        let par = Parallelism { dp: 64, pp: 4, ep: 64, ..Parallelism::default() };
+        assert_eq!(of("deepseek-v3", 256, par), [("ep", 128)]);
+        assert!(of("deepseek-v3", 256, Parallelism { ep: 32, ..par }).is_empty());
+        // All experts, or all ranks, are the end.
+        assert!(of("mixtral-8x7b", 256, Parallelism { ep: 8, ..par }).is_empty());
+        assert!(of("deepseek-v3", 64, Parallelism { dp: 16, ..par }).is_empty());
+        let par = Parallelism { dp: 2, tp: 8, pp: 63, ..Parallelism::default() };
+        assert_eq!(of("llama-3.1-405b", 8 * 63 * 2, par), [("pp", 72)]);
+    }
 }

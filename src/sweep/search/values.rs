@@ -18,7 +18,8 @@ pub struct Value {
     /// How many times as long as the best of all.
     pub over_best: Option<f64>,
     /// Where none is found: all take this many times as long as the best of all or longer, by their bounds. None where
-    /// some may take less, but the most promising do not, or do not fit.
+    /// some may take less, but the most promising do not, or do not fit. Where one is found: ways that were not costed
+    /// may be faster, and take this many times as long as the best or longer. None where none of them can be.
     pub at_least: Option<f64>,
 }
 
@@ -42,12 +43,13 @@ const CHOICES: &[Choice] = &[
     ("options", |p| p.par.options.unchosen().to_string()),
 ];
 
-/// Ways that are costed to find one with a value that fits.
+/// Ways that are costed anew to find one with a value that fits.
 const TRIES: usize = 32;
 /// Nobody asks how much slower than this.
 pub const CEILING: f64 = 1.5;
 
-/// The table as a file for the picture, which is of rows alone otherwise: values that nothing was found with have none.
+/// The table as a file for the picture, which is of rows alone otherwise: values that nothing was found with have none,
+/// and rows do not say what was not costed.
 pub fn csv(found: &[Found]) -> Result<Vec<u8>> {
     let mut csv = csv::Writer::from_writer(vec![]);
     let failed = |e: csv::Error| Error::spec("search", "choices.csv", e.to_string());
@@ -66,8 +68,23 @@ pub fn csv(found: &[Found]) -> Result<Vec<u8>> {
     Ok(csv.into_inner().expect("a Vec takes all that is written"))
 }
 
-/// Every choice that has more than one value, and of each value the fastest way found that fits; ways that were not costed
-/// are, the most promising of each value first.
+/// A value of a choice, before anything is said of it.
+struct Asked {
+    choice: &'static str,
+    value_of: fn(&Point) -> String,
+    value: String,
+    /// Whether all that have it take as long as nobody asks for, by what is known of them.
+    slow: bool,
+}
+
+impl Asked {
+    fn has(&self, point: &Point) -> bool {
+        (self.value_of)(point) == self.value
+    }
+}
+
+/// Every choice that has more than one value, and of each value the fastest way found that fits. Of ways whose steps are
+/// known none that fits is faster; of those that were not costed the most promising of each value are.
 pub fn values(
     search: &mut Search,
     candidates: &[Candidate],
@@ -75,8 +92,9 @@ pub fn values(
     counts: &mut Counts,
 ) -> Result<Vec<Value>> {
     let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
-    let mut open = vec![];
-    for (name, value_of) in CHOICES {
+    let wanted = Wanted { ways: 1, within: best * CEILING };
+    let mut all = vec![];
+    for (choice, value_of) in CHOICES {
         let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
         for candidate in candidates {
             let value = value_of(&candidate.point);
@@ -87,21 +105,32 @@ pub fn values(
         }
         for ((_, value), with) in by_value {
             let with = as_costed(with, costed);
-            let slow = with.iter().all(|way| way.least() >= best * CEILING);
-            let promising = promising(with, costed);
-            let has = |row: &Row| value_of(&Point::of_row(row)) == value;
-            let wanted = Wanted { ways: 1, within: best * CEILING };
-            more_with(search, &promising, wanted, (&mut *costed, &mut *counts), has)?;
-            open.push((*name, *value_of, value, slow));
+            let slow = with.iter().all(|way| way.least() >= wanted.within);
+            let asked = Asked { choice, value_of: *value_of, value, slow };
+            more_with(search, &known(&asked, costed), wanted, (&mut *costed, &mut *counts), &asked)?;
+            more_with(search, &promising(with, costed), wanted, (&mut *costed, &mut *counts), &asked)?;
+            all.push(asked);
         }
     }
-    // What was costed for one choice may be the fastest way of another's value.
+    // What was costed for one choice may be the fastest way of another's value, and too slow for the first.
+    for asked in &all {
+        more_with(search, &known(asked, costed), wanted, (&mut *costed, &mut *counts), asked)?;
+    }
+    let costed_ways: BTreeSet<Point> = costed.iter().map(Point::of_row).collect();
+    let open = candidates.iter().filter(|way| way.bound < wanted.within && !costed_ways.contains(&way.point));
+    let open: Vec<&Candidate> = open.collect();
     let fastest = fastest(costed);
-    let found = open.into_iter().map(|(choice, value_of, value, slow)| {
-        let row = fastest.iter().find(|row| value_of(&Point::of_row(row)) == value).map(|row| (*row).clone());
+    let found = all.into_iter().map(|asked| {
+        let row = fastest.iter().find(|row| asked.has(&Point::of_row(row))).map(|row| (*row).clone());
         let over_best = row.as_ref().map(|row| step(row) / best);
-        let at_least = (row.is_none() && slow).then_some(CEILING);
-        Value { choice, value, row, over_best, at_least }
+        let at_least = match over_best {
+            None => asked.slow.then_some(CEILING),
+            Some(over) => {
+                let open = open.iter().filter(|way| way.bound < over * best && asked.has(&way.point));
+                open.map(|way| (way.bound / best).max(1.0)).min_by(f64::total_cmp)
+            }
+        };
+        Value { choice: asked.choice, value: asked.value, row, over_best, at_least }
     });
     // Of one that was not come to nothing is known.
     let stopped = (search.stop)();
@@ -116,12 +145,26 @@ fn as_costed(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
     with
 }
 
-/// The first few of them, by what is known of their steps; those that are known not to fit are none of them.
+/// Those whose steps are known and their memory is not, the fastest first.
+fn known(asked: &Asked, costed: &[Row]) -> Vec<Candidate> {
+    let mut steps: BTreeMap<Point, Option<f64>> = BTreeMap::new();
+    for row in costed {
+        let of_slow = steps.entry(Point::of_row(row)).or_insert(row.step_time_s);
+        *of_slow = of_slow.filter(|_| is_slow(row));
+    }
+    let with = steps.into_iter().filter(|(point, _)| asked.has(point));
+    // Their bounds were compared when they were costed.
+    let ways = with.filter_map(|(point, step)| step.map(|step| Candidate { point, bound: 0.0, step: Some(step) }));
+    let mut ways: Vec<Candidate> = ways.collect();
+    ways.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
+    ways
+}
+
+/// The first few of those that were not costed, by their bounds.
 fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
-    let no_room = costed.iter().filter(|row| !row.feasible && !is_slow(row));
-    let no_room: BTreeSet<Point> = no_room.map(Point::of_row).collect();
-    with.retain(|candidate| !no_room.contains(&candidate.point));
-    with.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
+    let costed: BTreeSet<Point> = costed.iter().map(Point::of_row).collect();
+    with.retain(|candidate| !costed.contains(&candidate.point));
+    with.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));
     with.truncate(TRIES);
     with
 }
@@ -129,14 +172,15 @@ fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
 /// Costs those that may be faster than any known way with the value.
 fn more_with(
     search: &mut Search,
-    promising: &[Candidate],
+    ways: &[Candidate],
     wanted: Wanted,
     (costed, counts): (&mut Vec<Row>, &mut Counts),
-    has: impl Fn(&Row) -> bool,
+    asked: &Asked,
 ) -> Result<()> {
-    let mut found: Vec<Row> = fastest(costed).into_iter().filter(|row| has(row)).take(1).cloned().collect();
+    let found = fastest(costed).into_iter().find(|row| asked.has(&Point::of_row(row))).cloned();
+    let mut found: Vec<Row> = found.into_iter().collect();
     let known = found.len();
-    search.best_first(promising, wanted, &mut found, counts)?;
+    search.best_first(ways, wanted, &mut found, counts)?;
     costed.extend(found.drain(known..));
     Ok(())
 }
