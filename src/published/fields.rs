@@ -84,17 +84,32 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What could not be read, and what nobody asked for that looks like a quantity.
+    /// What could not be read, and what nobody asked for that says something.
     pub fn left_out(&self) -> Vec<String> {
+        let mut said = self.unclear.borrow().clone();
+        let left = self.unasked("");
+        said.extend((!left.is_empty()).then(|| format!("not read: {}", left.join(", "))));
+        said
+    }
+
+    /// Notes what of the object `within` a row nobody asked for.
+    pub fn tell_unasked(&self, within: &str) {
+        let left = self.unasked(&format!("{within}."));
+        if !left.is_empty() {
+            self.note(format!("not read: {}", left.join(", ")));
+        }
+    }
+
+    /// Fields that say something and that nobody asked for, with their values.
+    fn unasked(&self, before: &str) -> Vec<String> {
         let asked = self.asked.borrow();
         let rest = |(name, value): (&String, &Value)| {
-            (!asked.contains(name) && loose::is_quantity(value)).then(|| format!("{name}: {value}"))
+            (!asked.contains(name) && loose::says_something(value))
+                .then(|| format!("{before}{name}: {}", loose::clipped(&value.to_string())))
         };
         let mut left: Vec<String> = self.row.iter().chain(self.common.into_iter().flatten()).filter_map(rest).collect();
         left.dedup();
-        let mut said = self.unclear.borrow().clone();
-        said.extend((!left.is_empty()).then(|| format!("not read: {}", left.join(", "))));
-        said
+        left
     }
 
     /// `null` is how a source says "not stated". Of several names of a field the first that is there counts.

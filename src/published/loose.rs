@@ -32,6 +32,8 @@ const NAMES: &[(&str, &[&str])] = &[
     ("n", &["num_experts", "n_experts", "num_local_experts", "n_routed_experts"]),
     ("topk", &["top_k", "moe_router_topk", "num_experts_per_tok", "experts_per_token"]),
     ("shared", &["n_shared_experts", "num_shared_experts"]),
+    ("shared_ffn", &["moe_shared_expert_intermediate_size", "shared_expert_intermediate_size"]),
+    ("every", &["interleave_moe_layer_step", "moe_layer_freq"]),
     ("moe_ffn", &["moe_ffn_hidden_size", "moe_intermediate_size", "expert_ffn"]),
     ("dense_layers", &["first_k_dense_replace", "num_dense_layers"]),
     (
@@ -183,9 +185,23 @@ pub fn number(field: &str, value: &Value) -> Option<f64> {
     }
 }
 
-/// Whether a value looks like a quantity that a plan would depend on: neither one nor none.
-pub fn is_quantity(value: &Value) -> bool {
-    stated(value).is_some_and(|value| number("", value).is_some_and(|n| n != 0.0 && n != 1.0))
+/// Whether a value says something that a plan could depend on: no number of one or none, no `false`, and nothing empty.
+pub fn says_something(value: &Value) -> bool {
+    stated(value).is_some_and(|value| match value {
+        Value::Bool(is) => *is,
+        Value::Object(inner) => inner.values().any(|value| stated(value).is_some()),
+        Value::Array(_) => true,
+        other => number("", other).is_none_or(|n| n != 0.0 && n != 1.0),
+    })
+}
+
+/// Text of no more than a line.
+pub fn clipped(text: &str) -> String {
+    const MOST: usize = 80;
+    if text.chars().count() <= MOST {
+        return text.into();
+    }
+    text.chars().take(MOST).chain("..".chars()).collect()
 }
 
 /// Yes or no.

@@ -166,7 +166,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         notes: text("notes")?,
         left_out: Vec::new(),
     };
-    f.know(&["id", "group", "source", "read_kind"]);
+    f.know(&["id", "group", "source", "read_kind", "derived", "url", "date", "page", "comment"]);
     f.know(&["iteration_ms", "samples_per_s", "global_batch_tokens", "grad_accum"]);
     let run = Training { left_out: f.left_out(), ..run };
     let group = match f.text("group")? {
@@ -215,7 +215,13 @@ fn batch(f: &Fields) -> Result<Option<u64>> {
 fn mixture(f: &Fields) -> Result<Option<Experts>> {
     match f.value("experts") {
         None | Some(Value::Number(_)) => {}
-        _ => return f.inner("experts")?.map(|e| experts(&e)).transpose(),
+        _ => {
+            let Some(inner) = f.inner("experts")? else { return Ok(None) };
+            let found = experts(&inner)?;
+            inner.know(&["active_params_b"]);
+            inner.tell_unasked("experts");
+            return Ok(Some(found));
+        }
     }
     let mut n = f.degree("experts")?;
     for name in loose::names("n") {
@@ -266,6 +272,8 @@ fn experts(f: &Fields) -> Result<Experts> {
         n: f.count("n")?,
         top_k: f.count("topk")?,
         shared,
+        shared_ffn: f.count("shared_ffn")?,
+        every: f.degree("every")?.map(u64::from),
         ffn: f.count("moe_ffn")?,
         dense_layers: if dense { None } else { f.count("dense_layers")? },
         head_dim: f.count("head_dim")?,
@@ -425,6 +433,9 @@ mod tests {
             (r#""tp": "2 or 4""#, "tp: \"2 or 4\""),
             (r#""mfu": 480"#, "mfu: 480 is more than all"),
             (r#""speed": "45", "year": null, "etp": 1"#, "not read: speed: \"45\""),
+            (r#""hybrid_layers": {"mamba": 24}, "compile": false, "x": {}"#, "not read: hybrid_layers: {\"mamba\":24}"),
+            (r#""attention": "unfused", "url": "x""#, "not read: attention: \"unfused\""),
+            (r#""experts": {"n": 8, "active_params_b": 2, "drop": 1.25}"#, "not read: experts.drop: 1.25"),
         ] {
             let left_out = run(&format!("[{{{field}, \"pp\": 2}}]")).left_out;
             assert!(left_out.len() == 1 && left_out[0].starts_with(why), "{field}: {left_out:?}");

@@ -33,14 +33,15 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     let denied = ["nogradient", "noactivation", "withoutgradient", "withoutactivation"];
     let is = named.iter().any(|w| system.contains(w)) && !denied.iter().any(|w| system.contains(w));
     let in_system = is.then_some(Recompute::Full);
-    by_words(&text).or(in_system).or(Habits::of_run(run).recompute)
+    by_words(&run.recompute).or(in_system).or(Habits::of_run(run).recompute)
 }
 
 /// What words of recomputation alone say of it; none where they are not understood.
-fn by_words(text: &str) -> Option<Recompute> {
+fn by_words(words: &str) -> Option<Recompute> {
+    let text = &squeezed(words);
     // Of all but a few activations, and of what goes to the host and comes back, little but products is left to keep.
     let all = ["allbut", "allexcept"].iter().any(|word| text.starts_with(word)) || text.contains("remat");
-    let words = [
+    let starts = [
         ("full", Recompute::Full),
         ("selective", Recompute::Selective),
         ("none", Recompute::None),
@@ -55,16 +56,17 @@ fn by_words(text: &str) -> Option<Recompute> {
         ("alllayers", Recompute::Full),
         ("100%", Recompute::Full),
     ];
-    let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
+    let found = starts.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
     let found = found.or((text == "ac").then_some(Recompute::Full));
-    let counts = Counted::of(text).is_some() || nth(text).is_some();
+    let counts = Counted::of(words).is_some() || nth(text).is_some();
     let found = found.or_else(|| in_words(text)).or((all || counts).then_some(Recompute::Full));
     // Whole networks plans do not make again by themselves.
     let elsewhere = ["moe", "mlp", "expert"].iter().any(|part| text.contains(part));
     found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
 }
 
-/// What is to be said where a source says something of recomputation that is not understood: it is as if it said nothing.
+/// What is to be said where a source says something of recomputation that is not understood: it is as if it said nothing, or
+/// no more than what is.
 pub fn unread(run: &Training) -> Option<String> {
     let text = squeezed(&run.recompute);
     let understood = text.is_empty()
@@ -73,10 +75,57 @@ pub fn unread(run: &Training) -> Option<String> {
         || keeps_attention(run)
         || text.contains("mlaup")
         || parts_made_again(run).contains(&true)
-        || by_words(&text).is_some()
+        || by_words(&run.recompute).is_some()
         || HALVES.iter().any(|word| text.contains(word));
-    (!understood).then(|| format!("recompute: {:?} not read; taken as if nothing were said of it", run.recompute))
+    if !understood {
+        return Some(format!("recompute: {:?} not read; taken as if nothing were said of it", run.recompute));
+    }
+    let left = unread_behind(&run.recompute);
+    (!left.is_empty()).then(|| format!("recompute: {} not read, beside the rest of it", left.join(", ")))
 }
+
+/// Clauses behind the first of which nothing is understood, in quotes.
+fn unread_behind(words: &str) -> Vec<String> {
+    let clauses = words.split([',', ';', '(', ')']).map(str::trim).filter(|clause| !clause.is_empty());
+    let is_read = |clause: &str| {
+        let text = squeezed(clause);
+        let known = BESIDE.iter().chain(HALVES).any(|word| text.contains(word));
+        known || by_words(clause).is_some()
+    };
+    clauses.skip(1).filter(|clause| !is_read(clause)).map(|clause| format!("{clause:?}")).collect()
+}
+
+/// Words of clauses behind what is recomputed: parts of a layer, where things go, flags and rates that are read elsewhere.
+const BESIDE: &[&str] = &[
+    "act",
+    "attention",
+    "attn",
+    "checkpoint",
+    "default",
+    "expert",
+    "flash",
+    "gelu",
+    "hfu",
+    "host",
+    "input",
+    "kept",
+    "key",
+    "mfu",
+    "mla",
+    "mlp",
+    "moe",
+    "norm",
+    "numlayers",
+    "offload",
+    "output",
+    "projection",
+    "query",
+    "recompute",
+    "stage",
+    "swiglu",
+    "value",
+    "notstated",
+];
 
 /// Recomputation by what else sources say of it, where they do not begin with its name.
 fn in_words(text: &str) -> Option<Recompute> {
@@ -141,6 +190,34 @@ fn nth(text: &str) -> Option<f64> {
     named.or_else(|| number_behind(text, "every")).filter(|n| *n >= 1.0).map(|n| 1.0 / n)
 }
 
+/// Numbers as words have them.
+const NUMBERS: [&str; 11] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+
+/// The half of "one layer in two", "1 of 2 layers", "one_in_two" (OLMo's words) and "one out of every two blocks". Of the words
+/// as they are: without their spaces "one in two" is no number.
+fn some_in_all(words: &str) -> Option<f64> {
+    let all = tokens(words);
+    let is_layer = |word: &str| ["layer", "layers", "block", "blocks"].contains(&word);
+    let number = |word: &String| {
+        let named = NUMBERS.iter().position(|name| name == word).map(|n| n as f64);
+        named.or_else(|| word.parse::<u32>().ok().map(f64::from))
+    };
+    let from = |at: usize| {
+        let some = number(&all[at])?;
+        let rest = all[at + 1..].iter().skip_while(|word| is_layer(word) || *word == "out");
+        let mut rest = rest.skip_while(|word| *word == "the").peekable();
+        rest.next().filter(|word| ["in", "of", "per"].contains(&word.as_str()))?;
+        let whole = rest.find(|word| !["every", "each", "the", "all"].contains(&word.as_str())).and_then(number)?;
+        // "2 layers of 4 stages" are others' parts.
+        let of_others = rest.next().is_some_and(|word| OTHERS.iter().any(|other| word.starts_with(other)));
+        (!of_others && some >= 1.0 && some <= whole).then(|| some / whole)
+    };
+    (0..all.len()).find_map(from)
+}
+
+/// What is counted beside layers.
+const OTHERS: [&str; 6] = ["stage", "chunk", "rank", "gpu", "node", "microbatch"];
+
 /// Layers that are computed again, as a source counts them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Counted {
@@ -153,12 +230,8 @@ enum Counted {
 }
 
 impl Counted {
-    fn of(text: &str) -> Option<Counted> {
-        let of_all = || {
-            let at = text.find("of").filter(|_| text.contains("layers"))?;
-            let [some, all] = [number_before(text, at)?, number_behind(&text[at..], "of")?];
-            Some(some / all).filter(|part| (0.0..1.0).contains(part)).map(Counted::Part)
-        };
+    fn of(words: &str) -> Option<Counted> {
+        let text = &squeezed(words)[..];
         let flag = || {
             let tail = &text[text.find("numlayers")?..];
             let at = tail.find(|c: char| c.is_ascii_digit())?;
@@ -170,7 +243,7 @@ impl Counted {
             let at = text.find("layer").filter(|_| !text.contains("every"))?;
             number_before(text, at).map(Counted::OfStage)
         };
-        of_all().or_else(flag).or_else(bare)
+        some_in_all(words).map(Counted::Part).or_else(flag).or_else(bare)
     }
 
     /// As a part of all layers, of which a rank of `pp` has `vp` chunks.
@@ -197,8 +270,8 @@ pub fn recomputed_part(run: &Training, layers: u64, pp: u32, vp: u32) -> Option<
     }
     let text = squeezed(&run.recompute);
     let selective = text.starts_with("selective") && Habits::of_run(run).halves;
-    let none = by_words(&text) == Some(Recompute::None);
-    let counted = Counted::of(&text).filter(|_| !none).map(|counted| counted.part(layers, pp, vp));
+    let none = by_words(&run.recompute) == Some(Recompute::None);
+    let counted = Counted::of(&run.recompute).filter(|_| !none).map(|counted| counted.part(layers, pp, vp));
     let halves = selective || HALVES.iter().any(|word| text.contains(word));
     counted.or_else(|| nth(&text)).or(halves.then_some(HALF))
 }
@@ -227,6 +300,13 @@ mod tests {
         assert_eq!(of("full, uniform, recompute_num_layers: 4", 1, 1), Some(1.0));
         assert_eq!([of("checkpoint every 4 layers", 1, 1), of("every 4th layer", 2, 1)], [Some(0.25); 2]);
         assert_eq!([of("40 layers", 1, 1), of("full, 8 of 32 layers", 4, 1)], [Some(1.0), Some(0.25)]);
+        for words in
+            ["full, one layer in two", "one_in_two", "1 in 2", "full: one out of every two blocks", "5 of ten layers"]
+        {
+            assert_eq!(of(words, 4, 1), Some(0.5), "{words}");
+        }
+        assert_eq!([of("full, one layer in four", 1, 1), of("1 layer of 4", 1, 1)], [Some(0.25); 2]);
+        assert_eq!(of("full, 1 of 2 stages", 1, 1), None);
         let none = Training { recompute: "none (40 layers)".into(), ..Training::default() };
         assert_eq!(recomputed_part(&none, 40, 1, 1), None);
     }
@@ -241,6 +321,16 @@ mod tests {
         for words in
             ["", "full", "none/selective (not stated)", "norm, act", "custom (attention's output kept)", "AC", "half"]
         {
+            assert_eq!(of(words), None, "{words}");
+        }
+        let behind = of("full, of layers on Tuesdays (gradient checkpointing)").unwrap_or_default();
+        assert!(behind.contains("\"of layers on Tuesdays\" not read") && !behind.contains("gradient"), "{behind}");
+        for words in [
+            "full (block, 2 layers/stage in the script)",
+            "selective (layernorm, moe_act)",
+            "none at 8K",
+            "full, one layer in two",
+        ] {
             assert_eq!(of(words), None, "{words}");
         }
     }

@@ -6,7 +6,7 @@ use super::mixture::{is_dualpipe, is_without_ahead, mixed};
 use super::recipe;
 use super::software::Habits;
 use super::split::USUAL;
-use super::words::{squeezed, tokens};
+use super::words::{affirmed, squeezed, tokens};
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
 
 /// A known shape: billions of weights, layers, hidden, heads.
@@ -123,8 +123,55 @@ pub fn assumed_window(model: &LlmSpec, habits: Habits) -> Option<String> {
     Some(format!("window: not stated; {window} tokens taken, half of the sequence"))
 }
 
-/// The shipped model that a name means.
-fn shipped_as(model: &str) -> Option<&'static str> {
+/// What is to be said of a run of Mamba whose layers are no others than attention and networks here.
+pub fn unknown_mamba(run: &Training, model: &LlmSpec) -> Option<String> {
+    let says = |text: &str, more: &[&str]| {
+        tokens(text).iter().any(|word| word.starts_with("mamba") || word == "ssm" || more.contains(&&word[..]))
+    };
+    let remarks = affirmed(&format!("{}; {}", run.system, run.notes));
+    let named = says(&run.model, &["hybrid"]) || says(&remarks, &[]);
+    let said = "layers of Mamba: not known of this model; attention and networks in all layers are predicted";
+    (named && model.mamba.is_none()).then(|| said.into())
+}
+
+/// The shipped model that a name means, and what is to be said of it.
+///
+/// Errors: a name that goes with a size which is neither that model's nor that of one of its family.
+fn shipped_as(run: &Training) -> Result<Option<(&'static str, Option<String>)>, String> {
+    let Some(named) = shipped_named(&run.model) else { return Ok(None) };
+    let Some(billions) = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0) else {
+        return Ok(Some((named, None)));
+    };
+    if is_as_large(named, billions) {
+        return Ok(Some((named, None)));
+    }
+    let family = |known: &&'static str| tokens(known).first() == tokens(named).first();
+    let far = |known: &&'static str| weights(known).map_or(f64::MAX, |all| (all / billions).ln().abs());
+    let nearest = shipped("llm").filter(family).min_by(|a, b| far(a).total_cmp(&far(b)));
+    let has = weights(named).unwrap_or_default();
+    let said = format!("model: {:?} of {billions} billion weights is no {named}, which has {has:.0}", run.model);
+    match nearest.filter(|known| is_as_large(known, billions)) {
+        Some(kin) => Ok(Some((kin, Some(format!("{said}; {kin}, of its family and about as large, taken"))))),
+        None => Err(format!("{said}; state layers, hidden and heads")),
+    }
+}
+
+/// What a stated size may be off a model's own: names round, count embeddings or leave them out.
+const ROUNDED: f64 = 0.25;
+
+/// Whether so many billions are about all weights of a shipped model, or those that a token meets.
+fn is_as_large(known: &str, billions: f64) -> bool {
+    let near = |weights: u64| (weights as f64 * 1e-9 / billions - 1.0).abs() <= ROUNDED;
+    LlmSpec::find(known).is_ok_and(|spec| near(spec.params()) || near(spec.active_params()))
+}
+
+/// Weights of a shipped model, in billions.
+fn weights(known: &str) -> Option<f64> {
+    LlmSpec::find(known).ok().map(|spec| spec.params() as f64 * 1e-9)
+}
+
+/// The shipped model that has a name, whatever sizes go with it.
+fn shipped_named(model: &str) -> Option<&'static str> {
     let name = |text: &str| {
         // With its dots: Qwen2-57B is no Qwen2.5-7B.
         let name = bare(text).replace("3.1", "3");
@@ -143,7 +190,8 @@ fn shipped_as(model: &str) -> Option<&'static str> {
 /// The run with the experts of a shipped mixture that it names, where it states no sizes: rules look at whether it has any.
 pub fn with_experts(run: Training) -> Training {
     let unsaid = run.experts.is_none() && run.layers.is_none() && run.hidden.is_none();
-    let spec = shipped_as(&run.model).filter(|_| unsaid).and_then(|name| LlmSpec::find(name).ok());
+    let named = shipped_as(&run).ok().flatten().filter(|_| unsaid);
+    let spec = named.and_then(|(name, _)| LlmSpec::find(name).ok());
     let Some(moe) = spec.and_then(|spec| spec.moe) else { return run };
     let experts = Experts { n: Some(moe.experts), top_k: Some(moe.top_k), ffn: Some(moe.ffn), ..Experts::default() };
     Training { experts: Some(experts), ..run }
@@ -151,7 +199,7 @@ pub fn with_experts(run: Training) -> Training {
 
 /// A shipped model of that name, else the shape of a GPT with as many weights.
 fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
-    if let Some(found) = shipped_as(&run.model) {
+    if let Some((found, kin)) = shipped_as(run)? {
         let mut model = LlmSpec::find(found).map_err(|e| e.to_string())?;
         model.mtp.iter_mut().for_each(|mtp| mtp.depth = recipe::passes_ahead(run, mtp.depth));
         // The stage that has the module has fewer layers there, and nobody says how many.
@@ -159,7 +207,7 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
         let said = without.map(
             |_| "mtp: left out with DualPipe, whose stage with the module has fewer layers, and nobody says how many",
         );
-        return Ok((model, said.map(String::from)));
+        return Ok((model, kin.or(said.map(String::from))));
     }
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
@@ -361,6 +409,40 @@ mod tests {
     }
 
     #[test]
+    fn mamba_that_no_model_has_is_told() {
+        let of = |model: &str, notes: &str| {
+            let run = Training { model: model.into(), notes: notes.into(), params_b: Some(8.0), ..Training::default() };
+            unknown_mamba(&run, &super::model(&run, Habits::of("")).unwrap().0).is_some()
+        };
+        assert!(of("Mamba-2 hybrid 8B", "") && of("ours 8B", "24 Mamba-2, 4 attention, 28 MLP"));
+        assert!(!of("ours 8B", "hybrid sharding, no Mamba") && !of("Nemotron-H 8B", "Mamba-2"));
+    }
+
+    #[test]
+    fn a_name_whose_size_is_anothers_is_one_of_its_family_or_none() {
+        let of = |name: &str, params_b: Option<f64>| {
+            let run = Training { model: name.into(), params_b, ..Training::default() };
+            shipped_as(&run).map(|found| found.map(|(known, said)| (known, said.is_some())))
+        };
+        assert_eq!(of("DeepSeek-V3 16B", None), Ok(Some(("deepseek-v2-lite", true))));
+        assert_eq!(of("DeepSeek-V3", Some(15.7)), Ok(Some(("deepseek-v2-lite", true))));
+        let refused = of("DeepSeek-V3 90B", None).unwrap_err();
+        assert!(refused.contains("90 billion") && refused.contains("no deepseek-v3, which has 6"), "{refused}");
+        for (name, params_b, known) in [
+            ("DeepSeek-V3", Some(685.0), "deepseek-v3"),
+            ("Llama 3 8B", Some(8.03), "llama-3-8b"),
+            ("Qwen3-30B-A3B", None, "qwen3-30b-a3b"),
+            ("Mixtral 8x7B", Some(46.7), "mixtral-8x7b"),
+            ("Mixtral 8x22B", None, "mixtral-8x22b"),
+            ("Llama-4-Scout-17B-16E", None, "llama-4-scout"),
+            ("Kimi K2 1T", None, "kimi-k2"),
+            ("gpt-oss-20b", None, "gpt-oss-20b"),
+        ] {
+            assert_eq!(of(name, params_b), Ok(Some((known, false))), "{name}");
+        }
+    }
+
+    #[test]
     fn a_name_without_its_sizes_is_the_one_model_that_has_it() {
         for (name, found) in [
             ("Nemotron_3_Nano", Some("nemotron-3-nano-30b-a3b")),
@@ -390,6 +472,7 @@ mod tests {
             assert_eq!(layers(dense, None).map(|found| found.1), Some(false), "{dense}");
         }
         assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
+        assert_eq!(layers("DeepSeek-V3", Some(37.0)), Some((61, true)));
         for (mixture, deep) in [
             ("gpt-oss-20b", 24),
             ("DeepSeek-R1", 61),

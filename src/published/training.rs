@@ -293,12 +293,14 @@ impl Setup {
         let (mut model, said) = sizes::model(run, habits)?;
         found.why.extend(said);
         found.why.extend(sizes::assumed_window(&model, habits));
+        found.why.extend(sizes::unknown_mamba(run, &model));
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
             (model.layers, model.mtp) = (layers, None);
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         found.why.extend(mixture::parted(run, &model, &split.par));
+        found.why.extend(mixture::assumed_ep(run, &model, &split.par));
         if split.par.zero > 1 && model.mtp.take().is_some() {
             found
                 .why

@@ -3,7 +3,7 @@
 use super::{Element, Exchanged, Part, Unit};
 use crate::error::Error;
 use crate::published::case::{Case, Facts};
-use crate::published::words::squeezed;
+use crate::published::words::{squeezed, tokens};
 use crate::published::{products, runs};
 use serde_json::{Map, Value};
 
@@ -127,8 +127,22 @@ fn common(table: &Value, row: &Map<String, Value>) -> Exchanged {
         experts: experts.or(stated).or(Some(256)),
         node_limit: setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit)),
         sms: count(&["sms"]).map(|n| n as u16),
+        queue_pairs: count(&["num_qps_per_rank", "num_qps", "qps", "qps_per_rank", "queue_pairs"]).or_else(|| {
+            queue_pairs(&format!("{} {} {}", text(&setup, "kernel"), text(table, "system"), text(table, "notes")))
+        }),
         ..Exchanged::default()
     }
+}
+
+/// Queue pairs of a rank, as remarks tell them: "1 queue pair", "num_qps 1", "2 QPs per rank".
+fn queue_pairs(words: &str) -> Option<u32> {
+    let all = tokens(words);
+    let number = |word: &String| if word == "one" { Some(1) } else { word.parse().ok() };
+    let at = all.iter().position(|word| ["qp", "qps", "queue"].contains(&&word[..]))?;
+    let behind = all[at] != "queue";
+    let before = at.checked_sub(1).map(|before| &all[before]).and_then(number);
+    let pair = behind || all.get(at + 1).is_some_and(|word| word.starts_with("pair"));
+    before.or_else(|| all[at + 1..].iter().take(3).find_map(number).filter(|_| behind)).filter(|_| pair)
 }
 
 /// One number of a row, with the SMs that are stated beside it; none where it is neither a time nor a rate.
@@ -278,4 +292,53 @@ fn node(words: &str, hardware: &Value) -> Option<u32> {
         return Some(72);
     }
     Some(hardware.get("gpus_per_node").and_then(Value::as_u64).unwrap_or(8) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::Shipped;
+    use crate::published::exchange::predict;
+
+    #[test]
+    fn queue_pairs_as_remarks_tell_them() {
+        for (words, found) in [
+            ("GPU inferred; 1 queue pair", Some(1)),
+            ("one queue pair a rank", Some(1)),
+            ("4 queue pairs", Some(4)),
+            ("num_qps 1", Some(1)),
+            ("2 QPs per rank", Some(2)),
+            ("QPs per rank: 1", Some(1)),
+            ("the queue of 1 GPU", None),
+            ("normal V1 (24 SMs in test)", None),
+        ] {
+            assert_eq!(queue_pairs(words), found, "{words}");
+        }
+    }
+
+    /// Over the network, by DeepEP's normal kernels; of others it is told that nobody knows.
+    #[test]
+    fn one_queue_pair_has_about_half_of_the_rate_of_several() {
+        let shipped = Shipped::new().unwrap();
+        let of = |system: &str, ep: u32, notes: &str| {
+            let table = serde_json::json!({
+                "category": "ep_microbench", "system": system, "notes": notes,
+                "hardware": {"gpu": "H100", "gpus_per_node": 8, "nic": "8x400Gb/s per node"},
+                "setup": {"tokens_per_rank": 4096},
+            });
+            let row = serde_json::json!({"ep": ep, "disp_bf16": 1.0});
+            let (_, facts) = numbers(&table, row.as_object().unwrap()).remove(0);
+            let found = predict(&facts, &shipped);
+            (found.predicted.unwrap(), found.why.len())
+        };
+        let part = |system: &str, ep: u32, notes: &str| {
+            let (few, all) = (of(system, ep, notes), of(system, ep, ""));
+            (few.0 / all.0, few.1 - all.1)
+        };
+        let (far, told) = part("DeepEP V1 normal", 64, "1 queue pair");
+        assert!((0.5..0.6).contains(&far) && told == 1, "{far}");
+        assert_eq!(part("DeepEP V1 normal", 64, "4 queue pairs"), (1.0, 0));
+        assert_eq!(part("DeepEP V1 normal", 8, "1 queue pair"), (1.0, 0));
+        assert_eq!(part("DeepEP V2", 64, "1 queue pair"), (1.0, 1));
+    }
 }
