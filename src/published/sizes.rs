@@ -242,6 +242,9 @@ const ALSO: &[(&str, &str)] = &[
     ("qwen3235b", "qwen3235ba22b"),
     ("qwen330b", "qwen330ba3b"),
     ("qwen3coder30ba3b", "qwen330ba3b"),
+    ("yuan202b", "yuan22b"),
+    ("yuan2051b", "yuan251b"),
+    ("yuan20102b", "yuan2102b"),
 ];
 
 /// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
@@ -471,6 +474,9 @@ mod tests {
         for dense in ["EXAONE 3.5 32B", "XGen-7B", "Phoenix 7B"] {
             assert_eq!(layers(dense, None).map(|found| found.1), Some(false), "{dense}");
         }
+        let yuan = |name: &str| LlmSpec::find(name).unwrap().layers;
+        assert_eq!(layers("Yuan 2.0 102B", None), Some((yuan("yuan2-102b"), false)));
+        assert_eq!(layers("Yuan 2.0-51B", None), Some((yuan("yuan2-51b"), false)));
         assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
         assert_eq!(layers("DeepSeek-V3", Some(37.0)), Some((61, true)));
         for (mixture, deep) in [

@@ -4,9 +4,10 @@
 //! (DeepSeek-V3), one behind the other; a model some of whose layers see a window has two in turns (Gemma), and a hybrid
 //! has several (Nemotron-H).
 
+mod muon;
+
 use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
-use super::muon;
 use super::pipeline::Pipeline;
 use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
@@ -142,13 +143,6 @@ fn of_mixer(model: &LlmSpec, mixer: Mixer, apart: bool) -> Vec<(String, LlmSpec,
     layers.chunks(each).map(|of| (prefix(of), alone(of), of.iter().copied().collect())).collect()
 }
 
-/// What is what in the optimizer's part of a layer's weights, and of its experts'.
-fn parts_of(layer: &Layer, [dp, edp]: [&DataParallel; 2]) -> [Option<Part>; 2] {
-    let dense = dp.part(layer.elems(), muon::matrices(&layer.weights));
-    let experts = layer.experts.as_ref().map(|e| edp.part(e.elems(), muon::matrices(&e.weights)));
-    [Some(dense), experts]
-}
-
 impl Kind {
     /// Declares the weights of as many layers as a rank has at most, and room for so many that are whole only for a while.
     pub fn weights_of(
@@ -159,7 +153,7 @@ impl Kind {
         room: [u32; 2],
         muon: bool,
     ) -> (FlatWeights, Option<FlatWeights>) {
-        let parts = if muon { parts_of(layer, [dp, edp]) } else { [None, None] };
+        let parts = if muon { muon::parts_of(layer, [dp, edp]) } else { [None, None] };
         let others = parts.map(|part| part.map(|part| part.others));
         let flat = dp.weights_of(b, &format!("{prefix}layers"), layer.elems(), room, others[0]);
         let experts = layer.experts.as_ref().map(|e| e.elems());
@@ -467,37 +461,6 @@ impl Kind {
         if layers > 0 && !args.is_empty() {
             b.call(&format!("{}zero_grad", self.prefix), self.fill, layers, &args);
         }
-    }
-
-    /// Writes the blocks that make the matrices of one layer orthogonal.
-    pub fn write_chains(&mut self, b: &mut Builder, ranks: [&DataParallel; 2]) {
-        let labels = ["orthogonalise", "orthogonalise_experts"].map(|what| format!("{}{what}", self.prefix));
-        let [dense, experts] = parts_of(&self.layer, ranks);
-        let mut write = |label: &str, part: Option<Part>| {
-            let part = part?;
-            let block = muon::write_chain(b, label, &part);
-            Some((part, block))
-        };
-        self.parts = [write(&labels[0], dense), write(&labels[1], experts)];
-    }
-
-    /// Muon on the weights of so many layers, those of the last first.
-    pub fn update_by_muon(&self, b: &mut Builder, ranks: [&DataParallel; 2], room: muon::Room, layers: u32) {
-        for ((label, dp, weights), part) in self.updates(ranks).zip(&self.parts) {
-            let Some((part, chain)) = part else { continue };
-            let of = muon::Layers { dp, weights, part, chain: *chain, room, adam: plan::Adam::default() };
-            let dot = if label.is_empty() { "layer." } else { "experts." };
-            of.update(b, &format!("{}{dot}", self.prefix), layers);
-        }
-    }
-
-    /// What Muon needs room for.
-    pub fn flats_by_part<'k>(
-        &'k self,
-        ranks: [&'k DataParallel; 2],
-    ) -> impl Iterator<Item = (&'k DataParallel, &'k FlatWeights, Part)> {
-        let parts = parts_of(&self.layer, ranks);
-        self.updates(ranks).zip(parts).filter_map(|((_, dp, w), part)| Some((dp, w, part?)))
     }
 
     /// Writes the block that runs Adam on the weights of one layer.
