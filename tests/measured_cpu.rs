@@ -5,9 +5,9 @@ use foretrain::calibrate::shapes;
 use foretrain::cluster::Cluster;
 use foretrain::compare::stats::quantile;
 use foretrain::cost::{self, Machine, cost};
-use foretrain::device::Profile;
 use foretrain::device::speed::{Slower, Speed};
-use foretrain::plan::Plan;
+use foretrain::device::{KernelTime, Profile};
+use foretrain::plan::{Dtype, Plan, Work, WorkClass};
 use foretrain::spec::{ClusterSpec, GpuSpec, StackSpec};
 use foretrain::timeline::Timeline;
 use serde_json::Value;
@@ -125,4 +125,28 @@ fn more_ranks_than_cores() {
     assert!(all.len() >= 2, "{} timelines", all.len());
     steps_are_right(&all, CROWDED_STEP);
     assert!(median(&all, |e| e.median_kernel) <= OPS);
+}
+
+/// Several matrices of one size, one behind the other, take as long as so many do; whatever was timed of such products.
+#[test]
+fn several_products_take_so_many_times_one() {
+    let profile = Profile::load(&home().join("profile.json")).unwrap();
+    let time = |curve: &str, groups: u64| {
+        let class = WorkClass::Gemm {
+            m: 64 * groups,
+            n: 64,
+            k: 128,
+            cast: 0,
+            result: 4,
+            groups,
+            unaligned: false,
+            of_weights: false,
+        };
+        let work = Work { flops: groups * 2 * 64 * 64 * 128, bytes: groups * 100_000, class };
+        profile.time_as(curve, &work, Dtype::F32).seconds.value()
+    };
+    for curve in ["matmul_nt", "matmul_nn", "matmul_tn_onto", "matmul_none_of_these"] {
+        let [one, four] = [1, 4].map(|groups| time(curve, groups));
+        assert!(one > 0.0 && (four / one - 4.0).abs() < 1e-9, "{curve}: {one} and {four}");
+    }
 }

@@ -316,7 +316,7 @@ impl Profile {
 
     /// How many times longer a kernel takes while all cores run the same; 1 for one that was never timed.
     pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> f64 {
-        let (name, size) = (key(curve, dtype), self.size(work, cold));
+        let (name, size) = (key(curve, dtype), self.size(&one_of(curve, work).0, cold));
         let both = self.threads.as_ref().and_then(|t| Some((t.beside.kernels.get(&name)?, self.kernels.get(&name)?)));
         both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
     }
@@ -335,14 +335,18 @@ impl Profile {
 
     /// The worst kernel of its class stands in for one that was never timed.
     fn stand_in(&self, work: &Work, dtype: Dtype) -> Option<f64> {
-        let (like, suffix) = (self.size(work, 0), format!("/{}", dtype.name()));
+        let suffix = format!("/{}", dtype.name());
         let backward = matches!(work.class, WorkClass::Attention { backward: true, .. });
-        let fits = |(name, curve): &(&String, &Curve)| {
-            name.ends_with(&suffix)
+        let like = |(name, curve): (&String, &Curve)| {
+            let (one, times) = one_of(name, work);
+            let like = self.size(&one, 0);
+            let fits = name.ends_with(&suffix)
                 && curve.fit.len() == terms_of(&like)
-                && (like.len() != 5 || name.contains("bwd") == backward)
+                && curve.points.iter().all(|point| point.size.len() == like.len())
+                && (like.len() != 5 || name.contains("bwd") == backward);
+            fits.then(|| curve.at(&like).0 * times as f64)
         };
-        self.kernels.iter().filter(fits).map(|(_, curve)| curve.at(&like).0).reduce(f64::max)
+        self.kernels.iter().filter_map(like).reduce(f64::max)
     }
 
     /// Dtypes that were timed.
@@ -352,6 +356,22 @@ impl Profile {
         all.dedup();
         all
     }
+}
+
+/// One of several products, one behind the other, that are plain ones each, and how many they are; else all of the work.
+fn one_of(curve: &str, work: &Work) -> (Work, u64) {
+    match work.class {
+        WorkClass::Gemm { m, n, k, cast, result, groups, unaligned, of_weights } if groups > 1 && is_plain(curve) => {
+            let class = WorkClass::Gemm { m: m / groups, n, k, cast, result, groups: 1, unaligned, of_weights };
+            (Work { flops: work.flops / groups, bytes: work.bytes / groups, class }, groups)
+        }
+        _ => (*work, 1),
+    }
+}
+
+/// Whether a curve is of products of two matrices.
+fn is_plain(curve: &str) -> bool {
+    curve.starts_with("matmul")
 }
 
 /// How many times longer something takes beside others. It may be less than once: the two are of different plans, which
@@ -400,7 +420,11 @@ impl KernelTime for Profile {
         let name = curve;
         let Some(curve) = self.curve(name, dtype) else { return self.time(work, dtype) };
         let experts = grouped::time(self, name, work, dtype);
-        let (seconds, provenance) = experts.unwrap_or_else(|| curve.at(&self.size(work, cold)));
+        let (seconds, provenance) = experts.unwrap_or_else(|| {
+            let (one, times) = one_of(name, work);
+            let (seconds, provenance) = curve.at(&self.size(&one, cold));
+            (seconds * times as f64, provenance)
+        });
         Estimate { seconds: Seconds::new(seconds), on_sms: OnSms::NONE, provenance, rel_sd: curve.residual_sd }
     }
 

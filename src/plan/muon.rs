@@ -149,12 +149,12 @@ impl MuonKernel {
         }
     }
 
-    /// The curve of measured times that it is on: products are as any other of their kind.
+    /// The curve of measured times that it is on: products are as those of their kind that every profile has.
     pub fn curve(&self) -> &'static str {
         match self {
             MuonKernel::Gram { of } if of.rows <= of.cols => "matmul_nt",
-            MuonKernel::Gram { .. } => "matmul_tn",
-            MuonKernel::Square { .. } | MuonKernel::Apply { .. } => "matmul_nn_onto",
+            MuonKernel::Gram { .. } => "matmul_tn_onto",
+            MuonKernel::Square { .. } | MuonKernel::Apply { .. } => "matmul_nn",
             MuonKernel::Momentum { .. } | MuonKernel::Update { .. } => "adam",
             MuonKernel::Normalise { .. } => "add",
         }
