@@ -186,9 +186,7 @@ impl Flags {
             least_tokens: if says_split { 1 } else { usual.least_tokens },
         }
     }
-}
 
-impl Flags {
     /// That the best way has the last of a usual list, where more could be tried.
     fn at_an_end(&self, question: &Question, found: &Found) -> Result<Vec<String>> {
         let Some(best) = found.best.first().map(Point::of_row) else { return Ok(vec![]) };

@@ -180,7 +180,7 @@ impl Kind {
             _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers), None),
         };
         let scratch = layer.scratch(b);
-        // Where some units are cut alone, those of layers that are all computed again are not, but for a hybrid's experts.
+        // DualPipe cuts no unit in which all is computed again, but those in which a hybrid's experts alone are.
         let again = (par.cuts_all() || par.cuts_some()) && recompute == Recompute::Full;
         let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots, None));
         let scratch_ahead = pipe.pairs.then(|| layer.scratch(b));

@@ -4,7 +4,7 @@
 //! sharded weights; Megatron-LM's layer-wise optimizer keeps whole matrices where they are made instead). Momenta and weights
 //! stay where Adam has them: a step moves two slices of every layer a rank more than Adam's.
 //!
-//! Where there are more ranks than layers the others wait, and where nothing is shared out every rank works on all layers. Tensor
+//! Where there are more ranks than layers the others work on zeros, which Dion fills up with, too, and where nothing is shared out every rank works on all layers. Tensor
 //! parallelism leaves a rank a part of each matrix, and that part is orthogonalised by itself (Megatron-LM's blockwise mode).
 
 use super::data::{DataParallel, FlatWeights};
@@ -84,7 +84,8 @@ pub fn write_chain(b: &mut Builder, label: &str, part: &Part) -> BlockId {
         let [from, to] = of.range();
         let mut x = [whole.rows(from, to), next.rows(0, of.elems())];
         let [gram, square] = [gram, square].map(|buf| buf.rows(0, of.gram_elems()));
-        let mut run = |kernel, reads: &[Buf], to: Buf| b.compute("", Kernel::Muon(kernel), reads, &[to]);
+        let mut run =
+            |kernel: MuonKernel, reads: &[Buf], to: Buf| b.compute(kernel.name(), Kernel::Muon(kernel), reads, &[to]);
         run(MuonKernel::Normalise { of }, &[x[0]], x[1]);
         for _ in 0..STEPS {
             x.reverse();

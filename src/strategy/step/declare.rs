@@ -51,6 +51,13 @@ fn replicas(
     [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
 }
 
+/// What Muon works in, whichever layer it is at.
+fn room_for_muon(b: &mut Builder, kinds: &[Kind], ranks: [&DataParallel; 2], dtype: Dtype) -> muon::Room {
+    let all: Vec<_> = kinds.iter().flat_map(|kind| kind.flats_by_part(ranks)).collect();
+    let all: Vec<_> = all.iter().map(|(dp, w, part)| (*dp, *w, part)).collect();
+    muon::Room::new(b, &all, dtype)
+}
+
 impl<'a> Step<'a> {
     pub(super) fn new(
         mut b: Builder,
@@ -97,11 +104,7 @@ impl<'a> Step<'a> {
         let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
             .map(|((kind, layer), weights)| Kind::new(&mut b, &pipe, par, kind, layer, weights))
             .collect();
-        let muon = par.options.muon.then(|| {
-            let all: Vec<_> = kinds.iter().flat_map(|kind| kind.flats_by_part([&dp, &edp])).collect();
-            let all: Vec<_> = all.iter().map(|(dp, w, part)| (*dp, *w, part)).collect();
-            muon::Room::new(&mut b, &all, work.dtype)
-        });
+        let muon = par.options.muon.then(|| room_for_muon(&mut b, &kinds, [&dp, &edp], work.dtype));
         let modules = Modules::new(&mut b, model, (work, par), &kinds, [&dp, &edp], microbatches);
         Ok(Step {
             model,
