@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 /// What a rank's options can be; none of them more often than each of the others.
-const WORDS: [&str; 15] = [
+const WORDS: [&str; 16] = [
     "default",
     "default",
     "default",
@@ -33,6 +33,7 @@ const WORDS: [&str; 15] = [
     "no-sync",
     "all-reduce-grads",
     "shard-2",
+    "copy-shards",
 ];
 
 #[derive(Debug, Clone)]

@@ -214,10 +214,13 @@ fn experts_in_shares() {
         ("shard-4", Parallelism { dp: 8, ep: 2, ..Parallelism::default() }),
         ("shard-2", Parallelism { dp: 4, ep: 2, pp: 2, ..Parallelism::default() }),
         ("no-sync+shard-2", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
+        ("copy-shards", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
+        ("copy-shards", Parallelism { dp: 2, ep: 2, tp: 2, pp: 2, ..Parallelism::default() }),
     ] {
         let stages = match words {
             "all-reduce-grads" => 1..=1,
             "no-sync+shard-2" => 3..=3,
+            "copy-shards" => 2..=3,
             _ => 1..=3,
         };
         for zero in stages {

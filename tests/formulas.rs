@@ -1001,6 +1001,37 @@ fn zero_two_and_three_share_gradients_and_weights() {
     }
 }
 
+/// Of every microbatch each gradient is copied once and, with stage 3, the weights of layers twice, those of the ends once.
+/// In memory one layer is in use, and two are on their way in and out; without copies two are in use.
+#[test]
+fn what_comes_and_goes_is_copied_once() {
+    let m = model(3, 4, false);
+    let layer = H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H;
+    let (layers, ends) = (3 * layer, H + 2 * V * H);
+    for (w, zero, batches) in [(4, 2, 1), (4, 2, 3), (8, 3, 1), (8, 3, 3)] {
+        let [plain, copied] = ["default", "copy-shards"].map(|words| {
+            let par = Parallelism { zero, options: words.parse().unwrap(), ..way(w, 1, 1) };
+            plans::plan(&m, &par, &work(&par, 64, 1, batches), SM)
+        });
+        let line = Line::program(&copied, &AtomTable::new(&copied).unwrap(), 0).unwrap();
+        let elems = line.nodes.iter().filter_map(|node| match node.op.kind {
+            OpKind::Compute { kernel: Kernel::Cast { elems }, .. } => Some(elems),
+            _ => None,
+        });
+        let weights = if zero == 3 { 2 * layers + ends } else { 0 };
+        assert_eq!(elems.sum::<u64>(), batches * (layers + ends + weights), "W {w} ZeRO {zero}");
+        assert!(plain.kernels().all(|kernel| !matches!(kernel, Kernel::Cast { .. })));
+        let held = |plan: &Plan| {
+            let shared = plan.tensors.iter().filter(|t| t.name.starts_with("w") || t.name.starts_with("g"));
+            shared.map(|t| t.bytes() * u64::from(t.slots)).sum::<u64>()
+        };
+        let of_each = if zero == 3 { 2 + 4 } else { 4 };
+        assert_eq!(held(&copied) - held(&plain), of_each * (layer + ends), "W {w} ZeRO {zero}");
+        let sent = |plan: &Plan| cost(plan, Host::of(plan, 1.0).machine(), Effort::SUMS).unwrap().mean().bytes_scale_up;
+        assert_eq!(sent(&copied), sent(&plain));
+    }
+}
+
 /// arXiv:1910.02054, section 5: whoever has the sums whole has sent what all-reduces send, and the new weights on top.
 #[test]
 fn sums_that_are_whole_everywhere_are_sent_twice() {

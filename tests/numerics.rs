@@ -607,7 +607,8 @@ fn sums_and_losses_of_kernels_of_their_own() {
 
 #[test]
 fn gradients_and_weights_in_shares() {
-    for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch")] {
+    let words = [(2, ""), (2, "no-prefetch"), (2, "copy-shards"), (3, ""), (3, "no-prefetch"), (3, "copy-shards")];
+    for (zero, words) in words {
         for (layers, microbatches, dp, ring, recompute, tie) in [
             (1, 1, 2, 1, Recompute::None, false),
             (2, 3, 3, 1, Recompute::None, true),
@@ -623,9 +624,17 @@ fn gradients_and_weights_in_shares() {
 /// The same in stages, of which each gathers and scatters what passes it, and where gradients wait whole.
 #[test]
 fn gradients_and_weights_in_shares_of_stages() {
-    for (zero, words) in
-        [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch"), (3, "no-sync"), (3, "no-sync+no-prefetch")]
-    {
+    for (zero, words) in [
+        (2, ""),
+        (2, "no-prefetch"),
+        (2, "copy-shards"),
+        (3, ""),
+        (3, "no-prefetch"),
+        (3, "no-sync"),
+        (3, "no-sync+no-prefetch"),
+        (3, "copy-shards+no-prefetch"),
+        (3, "copy-shards+no-sync"),
+    ] {
         for (pp, vp, layers, microbatches, dp, tp, recompute, tie) in [
             (1, 1, 3, 2, 3, 1, Recompute::None, true),
             (2, 1, 2, 1, 2, 1, Recompute::None, false),
@@ -673,6 +682,7 @@ fn shares_in_groups_of_ranks() {
         (3, 2, 2, 2, 2, 3, ""),
         (2, 2, 4, 1, 2, 2, "no-prefetch"),
         (3, 2, 4, 1, 2, 2, "no-sync"),
+        (3, 2, 4, 1, 1, 2, "copy-shards+muon"),
         (3, 2, 4, 1, 1, 2, "offload-optimizer"),
     ] {
         let options = format!("{words}+shard-{shard}").parse().unwrap();

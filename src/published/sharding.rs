@@ -82,6 +82,23 @@ fn degree(text: &str) -> Option<u32> {
     })
 }
 
+/// Systems that shard by PyTorch's FSDP2 (`fully_shard`), where weights are parameters of their own and not views of a flat
+/// one: torchtitan, OLMo-core, NeMo's AutoModel, torchtune and prime-rl call it.
+const FULLY_SHARD: &[&str] = &["fsdp2", "fullyshard(", "torchtitan", "olmocore", "automodel", "torchtune", "primerl"];
+
+/// DeepSpeed, which concatenates the partitions that it gathered (`AllGatherCoalescedHandle.wait`,
+/// deepspeed/runtime/zero/partition_parameters.py) and copies gradients into buckets (`contiguous_gradients`), and what shards
+/// by it.
+const CONCATENATES: &[&str] = &["deepspeed", "alst"];
+
+/// Whether weights are copied out of the buffer that they are gathered in, and gradients into the one that is scattered.
+/// Megatron-FSDP, FSDP's first version and XLA have them where they are read.
+pub fn copies(run: &Training, zero: u32) -> bool {
+    let text = squeezed(&format!("{}; {}", run.system, run.zero));
+    let other = ["megatronfsdp", "jax", "xla"].iter().any(|word| text.contains(word));
+    zero >= 2 && !other && FULLY_SHARD.iter().chain(CONCATENATES).any(|word| text.contains(word))
+}
+
 /// Systems that shard weights over replicas before they cut tensors or stages, as far as they go at all.
 const SHARDERS: &[&str] = &[
     "deepspeed",
@@ -170,6 +187,16 @@ mod tests {
             ("FSDP, resharded after forward, no offload", 3),
         ] {
             assert_eq!(stage(&run("", words), Habits::of("Megatron-LM PTD-P")), found, "{words}");
+        }
+    }
+
+    #[test]
+    fn who_copies_what_is_gathered() {
+        let of = |system: &str, zero: &str, stage| copies(&run(system, zero), stage);
+        assert!(of("torchtitan (torch.compile)", "FSDP", 3) && of("Accelerate", "FSDP2", 3) && of("DeepSpeed", "3", 3));
+        assert!(of("DeepSpeed", "2", 2) && !of("DeepSpeed", "1", 1) && !of("torchtitan", "", 0));
+        for system in ["MosaicML LLM Foundry", "PyTorch FSDP", "Megatron-FSDP", "MaxText (JAX)", "Megatron-LM"] {
+            assert!(!of(system, "FSDP", 3), "{system}");
         }
     }
 

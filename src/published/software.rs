@@ -431,6 +431,13 @@ pub fn is_eager(name: &str) -> bool {
     (system.says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(&system)
 }
 
+/// Whether rows of experts are put in order by PyTorch's operators of indices, whatever is compiled: torchtitan's layers, but
+/// where the whole step is a CUDA graph, which has no sizes that the CPU learns on the way.
+pub fn indexes_rows(name: &str) -> bool {
+    let system = System::of(name);
+    system.has("torchtitan") && !system.has("cudagraph")
+}
+
 fn before_flash(found: Habits) -> Habits {
     Habits { kernels: UNFUSED, dropout: EARLY.dropout, tp_overlap: false, tuned_sends: false, ..found }
 }
@@ -446,6 +453,19 @@ impl Stacks {
         let eager = self.all.iter().find(|of| of.name == "torch-eager");
         let (unfused, kept) = eager.map_or((None, None), |of| (of.unfused.clone(), of.kept.clone()));
         StackSpec { unfused, kept, ..stack }
+    }
+
+    /// The stack as it is where PyTorch's operators of indices move the rows of experts, whatever it fuses besides.
+    pub fn indexed(&self, stack: StackSpec) -> StackSpec {
+        let rows = self.all.iter().find(|of| of.name == "torch-experts").and_then(|of| of.unfused.clone());
+        let unfused = match (stack.unfused, rows) {
+            (Some(mut others), Some(rows)) => {
+                others.value.extend(rows.value);
+                Some(others)
+            }
+            (others, rows) => rows.or(others),
+        };
+        StackSpec { unfused, ..stack }
     }
 
     /// The stack with a library whose trees were slower.
@@ -501,6 +521,10 @@ mod tests {
 
     #[test]
     fn operators_of_pytorch_are_kernels_unless_something_fuses_them() {
+        assert!(
+            indexes_rows("torchtitan (FSDP2 + EP, torch.compile)") && !indexes_rows("NeMo AutoModel (PyTorch FSDP2)")
+        );
+        assert!(!indexes_rows("torchtitan (FSDP + EP, CUDA graph of the step)"));
         assert!(is_eager("torchtitan (FSDP)") && is_eager("fms-fsdp (PyTorch FSDP, SDPA flash v2)"));
         assert!(!is_eager("torchtitan (FSDP + torch.compile)") && !is_eager("HF+DeepSpeed ZeRO-3 + Liger"));
         assert!(!is_eager("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)") && is_eager("PyTorch, tested"));

@@ -225,6 +225,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
         (gradients::are_halved(run, zero), "bf16-grads"),
+        (sharding::copies(run, zero), "copy-shards"),
         (gradients::is_muon(run) && !optimizer_is_away(run), "muon"),
         (all_narrow, "bf16-moments"),
         (all_narrow, "no-master"),

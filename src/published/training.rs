@@ -12,7 +12,7 @@ use super::recipe;
 use super::recompute::{recompute, recomputed_part, unread};
 use super::reports;
 use super::savings;
-use super::software::{self, Habits, is_eager};
+use super::software::{self, Habits, indexes_rows, is_eager};
 use super::split::{ROWS, Split, gpus, split, without_assumed, without_spare};
 use super::standin::stand_in;
 use super::tuning::Tuning;
@@ -314,6 +314,8 @@ impl Setup {
         let stack = era::older_library(run, machine.cluster.gpu.architecture, stack);
         let stack = recipe::stack(run, &stack, split.par.options.tp_overlap, mixture::local(&model, split.par.ep));
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
+        let indexed = model.moe.is_some() && indexes_rows(&run.system);
+        let stack = if indexed { shipped.stacks.indexed(stack) } else { stack };
         let stack = by_row(run, &mut machine.cluster.gpu, stack, found);
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));

@@ -64,6 +64,9 @@ pub struct Options {
     pub shard: u32,
     /// ZeRO 3: gradients add up whole, and are scattered behind the last microbatch.
     pub no_sync: bool,
+    /// ZeRO 2 and 3: what is gathered is copied out of the buffer that it comes in, and gradients into the one that they
+    /// leave from.
+    pub copy_shards: bool,
     /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
     pub bf16_grads: bool,
     /// Matrices of layers move by their orthogonal momentum, all else by Adam.

@@ -46,6 +46,9 @@ pub struct FlatWeights {
     weight_share: Option<Buf>,
     /// A sum of one microbatch, to be added to the share.
     partial: Option<Buf>,
+    /// Where gathered weights come in, to be copied from there, and the buffer that gradients are copied to and leave from.
+    pub landing: Option<Buf>,
+    pub leaving: Option<Buf>,
     /// The summed gradient and the new weights in the host's memory, where the optimizer is.
     away: Option<[Buf; 2]>,
     /// Elements of a slot, padded to the ranks that share it.
@@ -65,6 +68,8 @@ pub struct DataParallel {
     pub accumulate: bool,
     /// Gradients add up whole, and are shared out behind the last microbatch.
     pub no_sync: bool,
+    /// What comes and goes does so in buffers of its own, and is copied.
+    pub copies: bool,
     /// With stage 1, they are summed whole on every rank.
     pub all_reduce: bool,
     /// The optimizer is the CPU's.
@@ -184,14 +189,20 @@ impl DataParallel {
             let name = if b.keeps_names() { format!("{what}.{name}") } else { String::new() };
             b.tensor(&name, &[elems], dtype, kind, slots)
         };
+        let (used, whole) = (self.in_use(whole), whole);
         let weight = match self.shares_weights() {
-            true => some("w", elems, self.dtype, TensorKind::CommBuffer, whole),
+            true => some("w", elems, self.dtype, TensorKind::CommBuffer, used),
             false => some("w", elems, self.dtype, TensorKind::Param, slots),
         };
         let grad = match self.shares_gradients() {
-            true => some("g", elems, self.grads, TensorKind::Workspace, whole),
+            true => some("g", elems, self.grads, TensorKind::Workspace, used),
             false => some("g", elems, self.grads, TensorKind::Grad, slots),
         };
+        let mut between = |what, has: bool, dtype| {
+            (self.copies && has).then(|| some(what, elems, dtype, TensorKind::CommBuffer, whole))
+        };
+        let landing = between("w_in", self.shares_weights(), self.dtype);
+        let leaving = between("g_out", self.shares_gradients(), self.grads);
         let partial =
             self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
         let mut state = |what: &str, elems, dtype| match self.offload {
@@ -220,12 +231,56 @@ impl DataParallel {
         let weight_kind = if self.no_master { TensorKind::Param } else { weight_kind };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
         let master = if self.no_master { weight_share } else { master };
-        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share, slots }
+        FlatWeights {
+            weight,
+            grad,
+            grad_share,
+            master,
+            m,
+            v,
+            weight_share,
+            partial,
+            landing,
+            leaving,
+            away,
+            elems,
+            share,
+            slots,
+        }
     }
 
     /// Where a rank keeps the weights: whole, or its share of them.
     pub fn stored(&self, w: &FlatWeights) -> Buf {
         w.weight_share.filter(|_| self.shares_weights()).unwrap_or(w.weight)
+    }
+
+    /// Layers whose weights, or gradients, are whole where kernels read or add to them, of `whole` that there is room for:
+    /// where they are copied there, the others are in the buffers that they come and go in.
+    pub fn in_use(&self, whole: u32) -> u32 {
+        if self.copies { 1 } else { whole }
+    }
+
+    /// Copies gathered weights to where kernels read them, if they came elsewhere: `foreach_all_gather_copy_out` of PyTorch's
+    /// torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, in the stream of compute.
+    pub fn copy_out(&self, b: &mut Builder, label: &str, w: &FlatWeights, landing: Buf, whole: Buf) {
+        b.compute(label, Kernel::Cast { elems: w.elems }, &[landing], &[whole]);
+    }
+
+    /// Sums a gradient over the ranks, out of the buffer that it leaves from if it does not leave from where it is
+    /// (`foreach_reduce_scatter_copy_in`, there).
+    pub fn scatter(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        w: &FlatWeights,
+        [grad, share]: [Buf; 2],
+        leaving: Option<Buf>,
+    ) {
+        if let Some(leaving) = leaving {
+            let name = if b.keeps_names() { format!("copy_in.{label}") } else { String::new() };
+            b.compute(&name, Kernel::Cast { elems: w.elems }, &[grad], &[leaving]);
+        }
+        self.sync(b, label, leaving.unwrap_or(grad), share);
     }
 
     /// Makes a slot of weights whole.

@@ -7,6 +7,9 @@
 //! What a body knows of its layers comes as [`Run`]s: a whole model's in a [`microbatch`](self::microbatch), a chunk's
 //! in a stage of a pipeline. The sum of a layer is added one layer later, when it has come; that of the last layer of
 //! a pass is left to who called for the pass.
+//!
+//! With `copy-shards` what is gathered lands in a buffer of its own, from which the layer copies it before all else, and
+//! a gradient is copied to the buffer that it is scattered from.
 
 mod microbatch;
 
@@ -93,15 +96,20 @@ impl Part<'_> {
     /// Its weights where kernels read them, from a layer on.
     fn whole(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
         match self.ranks.shares_weights() {
-            true => each(self.flat.weight, at, step, room),
+            true => each(self.flat.weight, at, step, self.ranks.in_use(room)),
             false => each(self.weight, at, step, of),
         }
+    }
+
+    /// Where they come in when they are gathered, from a layer on.
+    fn comes_in(&self, room: u32, at: i32, step: i32) -> Arg {
+        each(self.flat.landing.unwrap_or(self.flat.weight), at, step, room)
     }
 
     /// Its gradient where kernels add to it.
     fn adds_up(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
         match self.ranks.shares_gradients() {
-            true => each(self.flat.grad, at, step, room),
+            true => each(self.flat.grad, at, step, self.ranks.in_use(room)),
             false => each(self.gradient, at, step, of),
         }
     }
@@ -171,7 +179,7 @@ impl<'s> Passing<'s> {
         let at = if forward { run.at + skip } else { run.at - skip };
         let (what, kind) = (if forward { "gather" } else { "regather" }, &self.kinds[run.kind].prefix);
         for p in self.parts(run.kind).iter().filter(|p| p.ranks.shares_weights()) {
-            let whole = p.flat.weight.slot(at % self.room);
+            let whole = p.flat.landing.unwrap_or(p.flat.weight).slot(at % self.room);
             p.ranks.gather(self.b, &format!("{kind}{}{what}.{at}", p.prefix), shift(p.weight, at), whole);
         }
     }
@@ -266,10 +274,15 @@ impl<'s> Passing<'s> {
         if !forward {
             args.extend(parts.iter().filter(|p| p.scatters(sums)).map(|p| p.lands(at, step, of)));
         }
+        args.extend(parts.iter().filter(|p| p.flat.landing.is_some()).map(|p| p.comes_in(room, at, step)));
+        if !forward {
+            let leave = parts.iter().filter_map(|p| p.flat.leaving);
+            args.extend(leave.map(|leaving| each(leaving, at, step, room)));
+        }
         if gathers {
             let next = at + step * ahead;
             let shared = parts.iter().filter(|p| p.ranks.shares_weights());
-            args.extend(shared.flat_map(|p| [each(p.weight, next, step, of), p.whole(room, next, step, of)]));
+            args.extend(shared.flat_map(|p| [each(p.weight, next, step, of), p.comes_in(room, next, step)]));
         }
         args.extend(run.hosts(skip));
         if adds {
@@ -291,7 +304,8 @@ impl<'s> Passing<'s> {
         }
         let Variant { kind, microbatch, forward, gathers, travels, .. } = variant;
         let own = self.kinds[kind].of(microbatch);
-        let block = match (forward, gathers, travels) {
+        let before = gathers || self.ranks[0].copies;
+        let block = match (forward, before, travels) {
             (true, false, false) => own.fwd,
             (true, false, true) => own.away.expect("inputs leave").fwd,
             (true, true, _) => self.forward_block(variant, own.fwd),
@@ -301,16 +315,20 @@ impl<'s> Passing<'s> {
         block
     }
 
-    /// A layer's forward pass while another's weights are gathered.
+    /// A layer's forward pass while another's weights are gathered, behind the copy of its own if they came elsewhere.
     fn forward_block(&mut self, of: Variant, layer: BlockId) -> BlockId {
         let kind = &self.kinds[of.kind];
         let shared = shared_parts(self.ranks, kind);
         let b = &mut *self.b;
-        b.open(&format!("{}layer_fwd_next", kind.prefix));
+        b.open(&format!("{}layer_fwd{}", kind.prefix, if of.gathers { "_next" } else { "_copied" }));
         let w = kind.weights().formals(b, "w");
         let [x, x_out] = ["x", "x_out"].map(|name| b.formal(name));
         let keep = kind.saved.formals(b).bufs();
-        gather_next(b, &shared);
+        let landings = formal_landings(b, &shared);
+        if of.gathers {
+            gather_next(b, &shared);
+        }
+        copy_out(b, &shared, &landings, w);
         if of.travels {
             leave(b, x);
         }
@@ -340,9 +358,14 @@ impl<'s> Passing<'s> {
                 .collect();
         let scattered: Vec<_> = all.into_iter().filter(|(_, ranks, ..)| scatters(ranks, of.sums)).collect();
         let lands: Vec<Buf> = scattered.iter().map(|(prefix, ..)| b.formal(&format!("{prefix}g_part"))).collect();
+        let landings = formal_landings(b, &shared);
+        let leaving: Vec<Option<Buf>> = (scattered.iter())
+            .map(|(prefix, _, flat, _)| flat.leaving.map(|_| b.formal(&format!("{prefix}g_out"))))
+            .collect();
         if of.gathers {
             gather_next(b, &shared);
         }
+        copy_out(b, &shared, &landings, w);
         if of.travels {
             come_back(b);
         }
@@ -351,12 +374,12 @@ impl<'s> Passing<'s> {
         }
         let args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(keep).map(Arg::from).collect();
         b.call("bwd", layer, 1, &args);
-        for ((prefix, ranks, _, g), &land) in scattered.iter().zip(&lands) {
+        for (((prefix, ranks, flat, g), &land), leaving) in scattered.iter().zip(&lands).zip(leaving) {
             match prefix.is_empty() {
                 true => kind.layer.sum_shared(b, *g),
                 false => kind.layer.sum_copies(b, &kind.scratch, *g),
             }
-            ranks.sync(b, &format!("{prefix}grad_sum"), *g, land);
+            ranks.scatter(b, &format!("{prefix}grad_sum"), flat, [*g, land], leaving);
         }
         if of.adds {
             for (prefix, ranks, flat, _) in
@@ -381,18 +404,36 @@ fn shift(buf: Buf, by: u32) -> Buf {
 }
 
 /// Of a kind's flat tensors those of which nobody keeps all weights.
-fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &Kind) -> Vec<(&'static str, &'k DataParallel)> {
-    let [dp, edp] = ranks;
-    let all = [("", dp, true), ("expert_", edp, kind.experts.is_some())];
+fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &'k Kind) -> Vec<Shared<'k>> {
+    let all = [("", Some(&kind.flat)), ("expert_", kind.experts.as_ref())];
     all.into_iter()
-        .filter(|(_, ranks, has)| *has && ranks.shares_weights())
-        .map(|(name, ranks, _)| (name, ranks))
+        .zip(ranks)
+        .filter_map(|((prefix, flat), ranks)| Some((prefix, ranks, flat?)))
+        .filter(|(_, ranks, _)| ranks.shares_weights())
         .collect()
 }
 
+/// What they are called before their names, who shares them out, and what there is of them.
+type Shared<'k> = (&'static str, &'k DataParallel, &'k FlatWeights);
+
+/// Where the weights of the layer of a block come in, if that is elsewhere than where kernels read them.
+fn formal_landings(b: &mut Builder, parts: &[Shared]) -> Vec<Option<Buf>> {
+    parts.iter().map(|(prefix, _, flat)| flat.landing.map(|_| b.formal(&format!("{prefix}w_in")))).collect()
+}
+
+/// Copies them from there.
+fn copy_out(b: &mut Builder, parts: &[Shared], landings: &[Option<Buf>], w: Flats) {
+    for ((prefix, ranks, flat), landing) in parts.iter().zip(landings) {
+        if let Some(landing) = *landing {
+            let whole = if prefix.is_empty() { Some(w.dense) } else { w.experts };
+            ranks.copy_out(b, &format!("{prefix}copy_out"), flat, landing, whole.expect("it is gathered"));
+        }
+    }
+}
+
 /// Gathers the weights of a layer, between formals of the block being written.
-fn gather_next(b: &mut Builder, parts: &[(&str, &DataParallel)]) {
-    for (prefix, ranks) in parts {
+fn gather_next(b: &mut Builder, parts: &[Shared]) {
+    for (prefix, ranks, _) in parts {
         let [share, next] = ["next_share", "next_w"].map(|name| b.formal(&format!("{prefix}{name}")));
         ranks.gather(b, &format!("{prefix}gather_next"), share, next);
     }

@@ -170,6 +170,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.no_sync,
     },
     Word {
+        name: "copy-shards",
+        about: "ZeRO 2 and 3: gathered weights are copied out of the buffer they come in, before the layer that needs them, and a layer's gradients into the one they leave from, behind it (copy-out and copy-in of PyTorch's FSDP2, DeepSpeed's concatenation of partitions)",
+        set: |o| o.copy_shards = true,
+        is_set: |o| o.copy_shards,
+    },
+    Word {
         name: "bf16-grads",
         about: "gradients of bf16 weights are added up, kept and summed over replicas in bf16 (Megatron's grad-reduce-in-bf16, PyTorch FSDP's reduce_dtype, DeepSpeed's communication_data_type)",
         set: |o| o.bf16_grads = true,

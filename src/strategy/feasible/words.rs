@@ -309,8 +309,9 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         );
         return Err(Error::infeasible(why));
     }
-    if o.no_prefetch && par.zero < 2 {
-        let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
+    let of_layers = [(o.no_prefetch, "no-prefetch"), (o.copy_shards, "copy-shards")];
+    if let Some((_, word)) = of_layers.iter().find(|(said, _)| *said && par.zero < 2) {
+        let why = format!("options: {word} needs zero 2 or 3, not {}; leave it out", par.zero);
         return Err(Error::infeasible(why));
     }
     match needs(par).find(|(_, said, fits, _)| *said && !fits) {

@@ -34,12 +34,14 @@ impl<'a> Step<'a> {
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
         self.gather_embed("gather.embed");
+        self.copy_embed();
         self.embed_forward(tokens, self.x.first());
         if self.dp.shares_weights() {
             self.gathered_forward(m);
         } else {
             self.call_forward(m);
         }
+        self.copy_head();
         for (label, w) in [("clear.embed", self.embed), ("clear.head", self.head)] {
             self.clear(label, &w);
         }
@@ -74,16 +76,44 @@ impl<'a> Step<'a> {
     /// Weights of embedding and head are whole while they are used, too.
     pub(in crate::strategy) fn gather_embed(&mut self, label: &str) {
         if self.dp.shares_weights() {
-            self.dp.gather(&mut self.b, label, self.dp.stored(&self.embed), self.embed.weight);
+            let landing = self.embed.landing.unwrap_or(self.embed.weight);
+            self.dp.gather(&mut self.b, label, self.dp.stored(&self.embed), landing);
         }
     }
 
     pub(in crate::strategy) fn gather_head(&mut self) {
-        if self.dp.shares_weights() {
-            self.dp.gather(&mut self.b, "gather.head", self.dp.stored(&self.head), self.head.weight);
-            if self.model.tie_embeddings {
-                self.gather_embed("gather.table");
-            }
+        for (label, share, landing) in self.gathers_of_head() {
+            self.dp.gather(&mut self.b, label, share, landing);
+        }
+    }
+
+    /// What is gathered for the head: its own weights, and with them the table that it shares with the embedding.
+    fn gathers_of_head(&self) -> Vec<(&'static str, Buf, Buf)> {
+        let tied = self.model.tie_embeddings.then_some(("gather.table", self.embed));
+        [Some(("gather.head", self.head)), tied]
+            .into_iter()
+            .flatten()
+            .filter(|_| self.dp.shares_weights())
+            .map(|(label, w)| (label, self.dp.stored(&w), w.landing.unwrap_or(w.weight)))
+            .collect()
+    }
+
+    /// Copies to where it is read what was gathered for the head.
+    pub(in crate::strategy) fn copy_head(&mut self) {
+        self.copy_out("copy_out.head", self.head);
+        if self.model.tie_embeddings {
+            self.copy_out("copy_out.table", self.embed);
+        }
+    }
+
+    /// The same of the embedding.
+    pub(in crate::strategy) fn copy_embed(&mut self) {
+        self.copy_out("copy_out.embed", self.embed);
+    }
+
+    fn copy_out(&mut self, label: &str, w: FlatWeights) {
+        if let Some(landing) = w.landing {
+            self.dp.copy_out(&mut self.b, label, &w, landing, w.weight);
         }
     }
 
@@ -98,7 +128,8 @@ impl<'a> Step<'a> {
     pub(in crate::strategy) fn scatter_head(&mut self) {
         if self.dp.shares_gradients() {
             self.end.sum_shared(&mut self.b, self.head.grad);
-            self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.partial_of(&self.head));
+            let w = self.head;
+            self.dp.scatter(&mut self.b, "grad_sum.head", &w, [w.grad, self.dp.partial_of(&w)], w.leaving);
         }
     }
 
@@ -106,7 +137,8 @@ impl<'a> Step<'a> {
     pub(in crate::strategy) fn scatter_embed(&mut self) {
         if self.dp.shares_gradients() {
             self.embedding.sum_shared(&mut self.b, self.embed.grad);
-            self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.partial_of(&self.embed));
+            let w = self.embed;
+            self.dp.scatter(&mut self.b, "grad_sum.embed", &w, [w.grad, self.dp.partial_of(&w)], w.leaving);
         }
     }
 
@@ -117,11 +149,7 @@ impl<'a> Step<'a> {
 
     fn gathered_forward(&mut self, m: u32) {
         let (runs, sites) = (self.runs_forward(), self.sites());
-        let (dp, head, embed) = (&self.dp, self.head, self.embed);
-        let tied = self.model.tie_embeddings;
-        let gathers = [("gather.head", Some(head)), ("gather.table", tied.then_some(embed))];
-        let gathers: Vec<(&str, Buf, Buf)> =
-            gathers.into_iter().filter_map(|(label, w)| Some((label, dp.stored(&w?), w?.weight))).collect();
+        let gathers = self.gathers_of_head();
         let mut passing = self.passing(sites, m, false);
         let ranks = passing.ranks[0];
         passing

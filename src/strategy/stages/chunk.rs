@@ -178,6 +178,7 @@ pub(super) fn embed_block(step: &mut Step, forward: bool) -> BlockId {
     let [tokens, x] = ["tokens", "x"].map(|name| step.b.formal(name));
     if forward {
         step.gather_embed("gather.embed");
+        step.copy_embed();
         step.embed_forward(tokens, x);
     } else {
         let embed = step.embed;
@@ -202,6 +203,7 @@ pub(super) fn head_block(step: &mut Step) -> BlockId {
     let targets = step.formal_targets();
     let [x, dx] = ["x", "dx"].map(|name| step.b.formal(name));
     step.gather_head();
+    step.copy_head();
     let tied = step.model.tie_embeddings;
     for (label, w) in [("clear.head", Some(step.head)), ("clear.table", tied.then_some(step.embed))] {
         w.iter().for_each(|w| step.clear(label, w));

@@ -34,6 +34,7 @@ fn replicas(
         zero,
         accumulate,
         no_sync: par.options.no_sync,
+        copies: par.options.copy_shards,
         all_reduce: par.options.all_reduce_grads,
         offload: par.options.offload_optimizer,
         dtype: work.dtype,
