@@ -205,6 +205,8 @@ const REFUSED: &[&str] = &[
     "goodput --gpus 8 --step-time 5s --state 1TB --every 1s",
     "goodput --gpus 8 --step-time 5s --state 1TB --fleet nowhere",
     "goodput --gpus 8 --step-time 5s --state 1TB --fleet slow_repair.json",
+    "goodput --gpus 1024 --step-time 5s --state 1TB --spares 2 --mtbf 1ms",
+    "goodput --gpus 1024 --step-time 5s --state 1TB --spares 2 --mtbf 1ns",
     "estimate --gpus 8 --documents 0x10",
     "goodput --gpus 8192 --step-time 5s --state 1TB --fleet meta-rsc-1 --spares 2 --work 1d",
     "goodput --gpus 1048576 --step-time 5s --state 100TB --fleet opt-175b",
@@ -214,6 +216,7 @@ const REFUSED: &[&str] = &[
     "estimate --tp 0",
     "estimate --gpus -8",
     "estimate --dispatch nccl",
+    "dispatch --ep 1",
     "estimate --options zb-h1",
     "run --devices 0",
     "run --devices 0,1",
@@ -232,6 +235,7 @@ const REFUSED: &[&str] = &[
     "estimate --vp 2",
     "estimate --ep 8",
     "estimate --zero 2 --options no-sync",
+    "estimate --zero 1 --options copy-shards",
     "estimate --zero 2 --options all-reduce-grads",
     "estimate --dtype f32 --options bf16-grads",
     "estimate --options recompute-moe",
@@ -276,6 +280,8 @@ const REFUSED: &[&str] = &[
     "run --seq-len 1M --devices 1",
     "run --ring 1000 --seq-len 16000",
     "run --on gpu",
+    "run --model tiny --steps 9 --dump .",
+    "run --model tiny --steps 9 --trace .",
     "run --check --seq-len 16K --devices 1",
     "selftest --on cuda --speed --speed-of nosuch",
     // Plans.
@@ -1160,6 +1166,9 @@ fn faults_that_were_played_are_told_of() {
     let dir = folder();
     let told = |fault: &str| succeeds(dir.path(), &format!("simulate --gpus 8 --tp 8 {fault}"));
     assert!(told("--slow-gpu 5:1.1").contains("fault: kernels of rank 5 take 1.1 times as long\n"));
+    // The link is down, whatever else is said of it.
+    let (_, out, err) = said(dir.path(), "simulate --gpus 16 --tp 2 --slow-link 0:0 --flap 0:0.001:0.001");
+    assert!((out + &err).contains("between nodes of rank 0 is down"));
     let late = told("--dead 3@500");
     assert!(late.contains("rank 3 does nothing any more from 500 s on; the step is over before"), "{late}");
 }

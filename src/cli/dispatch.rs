@@ -112,8 +112,9 @@ impl Flags {
     fn check(&self) -> Result<()> {
         let wrong = |flag: &str, why: String| Err(Error::spec("dispatch", flag, why));
         let low_latency = self.dispatch == "deepep-v1-ll";
-        if self.ep == 0 {
-            return wrong("--ep", "0 ranks exchange nothing; use 1 or more".into());
+        if self.ep < 2 {
+            let ranks = if self.ep == 0 { "0 ranks exchange" } else { "1 rank exchanges" };
+            return wrong("--ep", format!("{ranks} nothing; use 2 or more"));
         }
         if self.hidden == 0 {
             return wrong("--hidden", "0: rows without columns; use 1 or more".into());

@@ -426,10 +426,14 @@ fn assumed(fleet: &FleetSpec, storage: &StorageSpec) -> Vec<String> {
 fn hopeless(run: &Run) -> Error {
     let short = run.spares.is_some_and(|spares| f64::from(spares) < run.in_repair());
     Error::infeasible(if short {
+        let enough = run.spares_for(0.99);
+        let remedy = match enough <= MOST_SPARES {
+            true => format!("give --spares {enough}"),
+            false => format!("no more than {MOST_SPARES} can; take fewer GPUs, or a longer --mtbf"),
+        };
         format!(
-            "{:.0} nodes are in repair at a time and fewer stand by: the run waits for nodes; give --spares {}",
-            run.in_repair(),
-            run.spares_for(0.99)
+            "{:.0} nodes are in repair at a time and fewer stand by: the run waits for nodes; {remedy}",
+            run.in_repair()
         )
     } else {
         format!(

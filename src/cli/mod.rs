@@ -266,6 +266,16 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes).map_err(Error::io(path))
 }
 
+/// Errors: a file that long work is to write last cannot be written there. What it has stays.
+fn will_hold(path: &Path) -> Result<()> {
+    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+    }
+    let new = !path.exists();
+    std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(Error::io(path))?;
+    if new { std::fs::remove_file(path).map_err(Error::io(path)) } else { Ok(()) }
+}
+
 /// Timelines as one Chrome trace.
 fn trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
     trace_with(path, timelines, &[])

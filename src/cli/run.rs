@@ -8,7 +8,7 @@ mod machine;
 mod routed;
 
 use super::config::{Config, PlanFile};
-use super::{Answer, Output, trace};
+use super::{Answer, Output, trace, will_hold};
 use crate::checkpoint::Loader;
 use crate::error::{Error, Result};
 use crate::exec::cuda::joined;
@@ -193,6 +193,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     if let Some(process) = process.as_ref().filter(|process| process.rank > 0) {
         return flags.take_part(process, &plan, &options, &source);
+    }
+    for path in [&flags.machine.trace, &flags.dump].into_iter().flatten() {
+        will_hold(path).map_err(told)?;
     }
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let mut training = Training::new(flags, &plan, &options, &kept, rows).map_err(told)?;

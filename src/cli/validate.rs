@@ -6,7 +6,7 @@ use super::chosen::Chosen;
 use super::config::{Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
-use super::{Answer, Output, trace};
+use super::{Answer, Output, trace, will_hold};
 use crate::act::{cold_bytes, sharing, work_of};
 use crate::calibrate::anchors::Anchors;
 use crate::calibrate::machine::{Others, Shares};
@@ -98,6 +98,7 @@ struct Found<'a> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     flags.machine.is_there()?;
+    flags.machine.trace.as_deref().map_or(Ok(()), will_hold)?;
     if flags.machine.on() == On::Cuda {
         return gpu::run(flags);
     }

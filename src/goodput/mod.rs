@@ -19,7 +19,7 @@ use crate::spec::FleetSpec;
 use crate::units::Seconds;
 use checkpoint::Checkpoint;
 use serde::Serialize;
-use statrs::distribution::{DiscreteCDF, Poisson};
+use statrs::distribution::{ContinuousCDF, DiscreteCDF, Normal, Poisson};
 
 const DAY: f64 = 86_400.0;
 
@@ -94,7 +94,8 @@ impl Run {
     }
 
     /// Spares of which one stands by for a failed node so often as `share` (below 1): the nodes in repair that it finds
-    /// are a Poisson number, whatever the time of a single repair is (the M/G/infinity queue), and must be fewer.
+    /// are a Poisson number, whatever the time of a single repair is (the M/G/infinity queue), and must be fewer. As many as
+    /// a `u32` has where they are more.
     pub fn spares_for(&self, share: f64) -> u32 {
         let mean = self.in_repair();
         if mean <= 0.0 {
@@ -103,6 +104,11 @@ impl Run {
         // Hardly ever is one in repair: the search below begins above none.
         if (-mean).exp() >= share {
             return 1;
+        }
+        // So many that a normal number tells them as well, without a search.
+        if mean > 1e6 {
+            let normal = Normal::new(mean, mean.sqrt()).expect("the mean is above zero");
+            return normal.inverse_cdf(share).ceil() as u32;
         }
         let poisson = Poisson::new(mean).expect("the mean is above zero");
         poisson.inverse_cdf(share) as u32 + 1

@@ -129,6 +129,8 @@ const WAIT_EDGE: RGBColor = RGBColor(200, 30, 40);
 
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 1566.0;
+/// Where the legend begins.
+const LEGEND: f64 = 34.0;
 const TOP: f64 = 118.0;
 /// How far a half goes on for what runs behind the layer, if it does so long, in times of the longest layer.
 const BEHIND: f64 = 1.15;
@@ -345,16 +347,20 @@ fn time_axis(scale: &Scale, y: f64) -> Vec<Mark> {
 }
 
 fn legend(spans: &[Span], y: f64) -> Vec<Mark> {
-    let mut marks = Vec::new();
-    let mut x = 34.0;
+    const WAITING: &str = "waiting: no kernel runs";
     let present = Kind::ALL.into_iter().filter(|kind| spans.iter().any(|s| Kind::of(s) == *kind));
+    let wide = |name: &str| 54.0 + 8.0 * name.len() as f64;
+    let all: f64 = present.clone().map(|kind| wide(kind.name())).chain([wide(WAITING)]).sum();
+    // As large as there is room for.
+    let by = ((RIGHT - LEGEND) / all).min(1.0);
+    let (mut marks, mut x) = (Vec::new(), LEGEND);
     for (color, name) in present.map(|k| (k.color(), k.name())) {
-        marks.push(Mark::Rect { from: (x, y - 8.0), to: (x + 22.0, y + 8.0), color });
-        marks.push(Mark::text((x + 30.0, y), name, 15.0, INK, Align::Left));
-        x += 54.0 + 8.0 * name.len() as f64;
+        marks.push(Mark::Rect { from: (x, y - 8.0), to: (x + 22.0 * by, y + 8.0), color });
+        marks.push(Mark::text((x + 30.0 * by, y), name, 15.0 * by, INK, Align::Left));
+        x += wide(name) * by;
     }
-    marks.extend(wait_marks((x, y - 8.0), (x + 22.0, y + 8.0)));
-    marks.push(Mark::text((x + 30.0, y), "waiting: no kernel runs", 15.0, INK, Align::Left));
+    marks.extend(wait_marks((x, y - 8.0), (x + 22.0 * by, y + 8.0)));
+    marks.push(Mark::text((x + 30.0 * by, y), WAITING, 15.0 * by, INK, Align::Left));
     marks
 }
 

@@ -220,10 +220,13 @@ fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark>
     xs.sort_by(f64::total_cmp);
     xs.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
     if panel.doubles {
-        // Points between whole doublings are there for the curve's sake.
-        xs.retain(|x| (x.log2() - x.log2().round()).abs() < 1e-6);
+        // Points between whole doublings are there for the curve's sake, unless there are no others.
+        let whole: Vec<f64> = xs.iter().copied().filter(|x| (x.log2() - x.log2().round()).abs() < 1e-6).collect();
+        if !whole.is_empty() {
+            *xs = whole;
+        }
     }
-    let every = xs.len().div_ceil(9);
+    let every = xs.len().div_ceil(9).max(1);
     for &x in xs.iter().step_by(every) {
         let label = if (x * 10.0).fract() == 0.0 { format!("{x}") } else { format!("{x:.2}") };
         marks.push(Mark::text((scale.along(x), bottom + 18.0), label, 15.0, FAINT, Align::Middle));
@@ -272,6 +275,24 @@ mod tests {
             assert!(top >= highest && labels.iter().all(|label| label.len() < 8), "{labels:?}");
         }
         assert_eq!(step(0.0), (1.0, 1.0));
+    }
+
+    /// Where there are, only whole doublings have labels.
+    #[test]
+    fn an_axis_that_doubles_has_labels_without_whole_doublings() {
+        let labels = |xs: &[f64]| {
+            let panel = Panel { doubles: true, ..PANEL };
+            let points: Vec<Point> = xs.iter().map(|x| (*x, 1.0)).collect();
+            let marks = curves(&panel, &[one("a", &points)], &["a".to_string()]);
+            let text = |m: &Mark| match m {
+                Mark::Text { text, .. } => text.parse().ok(),
+                _ => None,
+            };
+            let found: Vec<f64> = marks.iter().filter_map(text).collect();
+            xs.iter().filter(|x| found.contains(x)).copied().collect::<Vec<f64>>()
+        };
+        assert_eq!(labels(&[300.0, 600.0]), [300.0, 600.0]);
+        assert_eq!(labels(&[256.0, 300.0, 512.0]), [256.0, 512.0]);
     }
 
     /// Curves ran through their names.

@@ -111,6 +111,8 @@ const ROWS: f64 = 62.0;
 const HEADING: f64 = 0.9;
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 1566.0;
+/// Where the legend begins.
+const LEGEND: f64 = 34.0;
 const TOP: f64 = 126.0;
 const BOTTOM: f64 = HEIGHT as f64 - 130.0;
 /// Columns that a lane is cut into: each is what takes most of its time, the paler the less of it that is.
@@ -256,13 +258,17 @@ fn axis(step: f64, y: f64) -> Vec<Mark> {
 fn legend(used: &mut Vec<Kind>, y: f64) -> Vec<Mark> {
     used.sort_unstable();
     used.dedup();
-    let (mut marks, mut x) = (vec![], 34.0);
     let bar = (CRITICAL, "critical path");
     let entries = used.iter().map(|&kind| (kind.color(), KINDS[kind as usize].1)).chain([bar]);
+    let wide = |name: &str| 46.0 + 8.2 * name.len() as f64;
+    let all: f64 = entries.clone().map(|(_, name)| wide(name)).sum();
+    // As large as there is room for.
+    let by = ((RIGHT - LEGEND) / all).min(1.0);
+    let (mut marks, mut x) = (vec![], LEGEND);
     for (color, name) in entries {
-        marks.push(Mark::Rect { from: (x, y - 8.0), to: (x + 22.0, y + 8.0), color });
-        marks.push(Mark::text((x + 29.0, y), name, 15.0, INK, Align::Left));
-        x += 46.0 + 8.2 * name.len() as f64;
+        marks.push(Mark::Rect { from: (x, y - 8.0), to: (x + 22.0 * by, y + 8.0), color });
+        marks.push(Mark::text((x + 29.0 * by, y), name, 15.0 * by, INK, Align::Left));
+        x += wide(name) * by;
     }
     marks
 }

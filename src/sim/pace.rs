@@ -58,8 +58,11 @@ impl Pace {
         if part > speed { speed / part } else { 1.0 }
     }
 
+    /// The next time after `at` at which the speed may change. While one spell keeps the link down, no other does.
     pub fn next(&self, at: u64) -> u64 {
-        self.spells.iter().map(|s| s.next(at)).min().unwrap_or(u64::MAX)
+        let keeps = |s: &&Spell| s.factor == 0.0 && s.turns.is_none() && s.from <= at && at < s.to;
+        let down = self.spells.iter().filter(keeps).map(|s| s.to).max();
+        down.or_else(|| self.spells.iter().map(|s| s.next(at)).min()).unwrap_or(u64::MAX)
     }
 }
 
@@ -110,6 +113,19 @@ mod tests {
         assert_eq!([1.0, 0.8, 0.5, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.5, 0.625, 1.0, 1.0, 1.0]);
         pace.add(Spell { from: 5, to: u64::MAX, factor: 0.0, turns: None });
         assert_eq!([1.0, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn a_link_that_is_down_does_not_flap() {
+        let mut pace = Pace::default();
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([10, 5]) });
+        pace.add(Spell { from: 40, to: 100, factor: 0.0, turns: None });
+        assert_eq!([0, 10, 39, 40, 70, 99, 100].map(|at| pace.next(at)), [10, 15, 40, 100, 100, 100, 105]);
+        pace.add(Spell { from: 50, to: u64::MAX, factor: 0.0, turns: None });
+        assert_eq!(
+            [49, 50, 1000].map(|at| (pace.speed(at), pace.next(at))),
+            [100, u64::MAX, u64::MAX].map(|n| (0.0, n))
+        );
     }
 
     #[test]

@@ -50,7 +50,11 @@ pub fn dump(path: &Path, dump: &Dump) -> Result<()> {
     for (name, (shape, bytes)) in &all {
         views.insert(name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(wrong)?);
     }
-    safetensors::serialize_to_file(views, Some(meaning(plan, step)), path).map_err(wrong)
+    let written = safetensors::serialize_to_file(views, Some(meaning(plan, step)), path);
+    written.map_err(|error| match error {
+        safetensors::SafeTensorError::IoError(source) => Error::io(path)(source),
+        other => wrong(other),
+    })
 }
 
 fn bytes(values: &[f64]) -> Vec<u8> {
