@@ -151,7 +151,7 @@ fn a_search_is_of_ways_that_estimate_costs() {
     let line: String = names.map(flag).concat();
     let again = json(dir.path(), &format!("estimate {line} --global-batch 64 --json"));
     assert_eq!(again["step_time_s"], best["step_time_s"], "{line}");
-    for file in ["study.json", "rows.csv", "refined.csv", "choices.svg", "choices.png"] {
+    for file in ["study.json", "rows.csv", "refined.csv", "numerics.csv", "choices.svg", "choices.png"] {
         assert!(dir.path().join("found").join(file).metadata().unwrap().len() > 0, "{file}");
     }
     // The picture has the rows of the table.

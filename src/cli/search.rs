@@ -12,7 +12,9 @@ use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
 use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
-use crate::sweep::search::{CEILING, Counts, Found, Nearest, Progress, Question, Space, Stop, Value, ends, search};
+use crate::sweep::search::{
+    CEILING, Counts, Found, Nearest, Numerics, Progress, Question, Space, Stop, Value, ends, search,
+};
 use crate::sweep::{Batch, Case, Point};
 use clap::Args;
 use serde::Serialize;
@@ -27,8 +29,9 @@ const TOKENS_PER_STEP: u64 = 4 << 20;
     foretrain search --model llama-3.1-405b --cluster h100-24k-roce --gpus 8192 --seq-len 8K --global-batch 2048 --schedules 1f1b,interleaved --tp 8\n\n\
 Lists are separated by commas: a choice is among their values, and what is not said is open. Every way has a bound of its step;\n\
 the most promising are costed first, until none that is left can be among the best. Then words of `foretrain options` that\n\
-leave degrees alone are tried on the best three. With --out rows are written as they are found, and a search that was\n\
-stopped goes on.")]
+leave degrees alone are tried on the best three, and words that save memory on ways that lack nothing else and may be faster.\n\
+Words that change numerics (fp8, dispatch-fp8, bf16-grads ..) are costed on the fastest, and not chosen. With --out rows are\n\
+written as they are found, and a search that was stopped goes on.")]
 pub struct Flags {
     /// A shipped model, or the path of a Hugging Face config.json
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
@@ -328,8 +331,14 @@ fn render(found: &Found) -> String {
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
     if !found.refined.is_empty() {
         text.push_str(&format!(
-            "\nthe best of these with what makes them faster and leaves degrees alone\n{}",
+            "\nwith words that make the best of these faster, or others fit\n{}",
             ways(&found.refined)
+        ));
+    }
+    if !found.numerics.is_empty() {
+        text.push_str(&format!(
+            "\nwhat the fastest takes with words that change its numerics, which no search chooses\n{}",
+            numerics(&found.numerics)
         ));
     }
     text.push_str(&format!(
@@ -351,7 +360,11 @@ fn counted(counts: &Counts) -> String {
     if counts.too_long > 0 {
         text.push_str(&format!(", {} of which have more ops than are laid out", counts.too_long));
     }
-    text.push_str(&format!("; {} more for what other choices cost\n", counts.beside));
+    text.push_str(&format!("; {} more for what other choices cost", counts.beside));
+    if counts.spared > 0 {
+        text.push_str(&format!(", {} with words that save memory", counts.spared));
+    }
+    text.push('\n');
     if counts.left > 0 {
         text.push_str(&format!(
             "interrupted: {} ways were not looked at, and a faster one may be among them\n",
@@ -400,6 +413,21 @@ fn degrees(row: &Row) -> String {
     let recompute = if row.recompute == "none" { String::new() } else { format!(", recompute {}", row.recompute) };
     let micro_batch = if row.micro_batch > 1 { format!(", micro_batch {}", row.micro_batch) } else { String::new() };
     format!("{}zero {}{micro_batch}{recompute}", above.collect::<String>(), row.zero)
+}
+
+/// A line for each word.
+fn numerics(all: &[Numerics]) -> String {
+    let mut table = Table::new("<>>><");
+    for Numerics { words, row, over_fastest } in all {
+        table.row([
+            words.to_string(),
+            seconds(row.step_time_s.unwrap_or(f64::NAN)),
+            format!("{:+.1} %", 100.0 * (over_fastest - 1.0)),
+            row.peak_mem_bytes.map_or(String::new(), |b| bytes(b as f64)),
+            if row.feasible { String::new() } else { row.why.clone() },
+        ]);
+    }
+    table.render("  ")
 }
 
 /// A line for each choice.

@@ -1,6 +1,6 @@
 //! What a search brings.
 
-use super::{Nearest, Value};
+use super::{Nearest, Numerics, Value};
 use crate::report::Row;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -13,8 +13,11 @@ pub struct Found {
     pub counts: Counts,
     /// The fastest that fit, of the plain ways, in order; as many as were asked for.
     pub best: Vec<Row>,
-    /// The best of these with words that leave their degrees alone, where any helps.
+    /// The best of these with words that leave their degrees alone, where any helps, and a faster way that fits with words
+    /// that save memory, where there is one.
     pub refined: Vec<Row>,
+    /// The fastest of all with words that change its numerics.
+    pub numerics: Vec<Numerics>,
     /// What it costs to choose otherwise: the fastest way found with each value of each choice.
     pub values: Vec<Value>,
     /// Where nothing fits.
@@ -50,6 +53,8 @@ pub struct Counts {
     pub left: usize,
     /// Costed besides, to say what each value of each choice costs; known ones among them.
     pub beside: usize,
+    /// Costed with words that save memory, where nothing else was lacking.
+    pub spared: usize,
     /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
     pub nearest_bound: Option<f64>,
 }

@@ -2,87 +2,45 @@
 //!
 //! Every way has a bound of its step and of its memory from a probe, a plan that many ways share. Ways are costed in the
 //! order of their bounds, each by its own plan, until no bound that is left is below the slowest of the best so far: what
-//! was not costed cannot be among them. Then words that leave degrees alone are tried on the best. Rows are written as
-//! they are found, and a search that was stopped goes on.
+//! was not costed cannot be among them. Then words that leave degrees alone are tried on the best, and words that save
+//! memory on ways that lack nothing else and may be faster. Rows are written as they are found, and a search that was
+//! stopped goes on.
 
+mod candidates;
 mod found;
 mod nearest;
+mod numerics;
 mod probe;
+mod question;
 mod refine;
 mod row;
 mod space;
+mod spare;
 mod values;
 
 pub use found::{Counts, Found};
 pub use nearest::Nearest;
-use nearest::TooLarge;
+pub use numerics::Numerics;
+pub use question::Question;
 pub use space::{Space, ends};
 pub use values::{CEILING, Value};
 
-use super::asked::{Asked, above_zero, least, trained};
 use super::store::{self, Store};
-use super::{Batch, Case, Point};
+use super::{Case, Point};
 use crate::error::{Error, Result};
 use crate::report::Row;
-use crate::spec::{Documents, Dtype, LlmSpec};
 use crate::strategy::guard;
-use probe::{Probe, Shape, Short};
+use candidates::{Candidate, Probes};
 use rayon::prelude::*;
 use row::{fastest, is_slow, looked_at, row, slow, step};
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// What is asked: the contents of study.json.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Question {
-    pub model: String,
-    pub cluster: String,
-    pub stack: String,
-    pub gpus: u32,
-    pub dtype: Dtype,
-    pub seq_len: Vec<u64>,
-    pub batch: Batch,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub routing: Option<String>,
-    /// Packed into every sequence, again and again until it is full. None: a sequence is one document.
-    #[serde(default, skip_serializing_if = "Documents::is_empty")]
-    pub documents: Documents,
-    /// Trained without the model's modules of multi-token prediction.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub no_mtp: bool,
-    /// How many of the fastest are found for certain.
-    pub best: usize,
-    pub space: Space,
-}
 
 /// Ways that are costed before it is looked again which are still worth it. The same whatever the number of cores, so
 /// that the same question gives the same rows.
 const ROUND: usize = 16;
 /// The same where one way is looked for.
 const FEW: usize = 4;
-
-/// A way that may be worth a plan.
-#[derive(Clone, Copy)]
-struct Candidate {
-    point: Point,
-    /// Of its step, s.
-    bound: f64,
-    /// Its step where it was costed, and found too slow for its memory to be looked at.
-    step: Option<f64>,
-}
-
-impl Candidate {
-    fn bounded(point: Point, bound: f64) -> Candidate {
-        Candidate { point, bound, step: None }
-    }
-
-    /// It takes no less.
-    fn least(&self) -> f64 {
-        self.step.unwrap_or(self.bound)
-    }
-}
 
 /// What is looked for among candidates.
 #[derive(Clone, Copy)]
@@ -91,6 +49,8 @@ struct Wanted {
     ways: usize,
     /// Of those that take less, s.
     within: f64,
+    /// Whether the folder keeps their rows.
+    keep: bool,
 }
 
 /// Hears (what is being done, how much of it is done, of how much).
@@ -107,36 +67,6 @@ struct Search<'s> {
     rows: BTreeMap<Point, Row>,
     progress: Progress<'s>,
     stop: Stop<'s>,
-}
-
-impl Question {
-    /// The model that is trained.
-    pub fn spec(&self) -> Result<LlmSpec> {
-        trained(&self.model, self.no_mtp)
-    }
-
-    pub fn case(&self) -> Result<Case> {
-        let Question { cluster, stack, gpus, dtype, documents, routing, .. } = self;
-        let (model, routing) = (self.spec()?, routing.as_deref());
-        Asked { model, cluster, stack, gpus: *gpus, dtype: *dtype, documents, routing }.case()
-    }
-
-    /// What no search could be made of.
-    pub fn check(&self) -> Result<()> {
-        let space = &self.space;
-        let lists = [
-            ("tp", least(&space.tp)),
-            ("pp", least(&space.pp)),
-            ("vp", least(&space.vp)),
-            ("ulysses", least(&space.ulysses)),
-            ("ring", least(&space.ring)),
-            ("ep", least(&space.ep)),
-            ("seq_len", least(&self.seq_len)),
-            ("batch", self.batch.smallest()),
-            ("micro_batch", least(&space.micro_batch)),
-        ];
-        above_zero("search", &lists)
-    }
 }
 
 /// Searches at every length. With a folder, rows are kept there and taken from there. Told to stop, it brings what it has.
@@ -168,7 +98,9 @@ pub fn search(
         files = store.finish(&points)?.1;
     }
     if let Some(dir) = dir {
-        files.push(write_refined(dir, &all)?);
+        files.push(write_rows(dir, "refined.csv", all.iter().flat_map(|found| &found.refined))?);
+        let with_others = all.iter().flat_map(|found| &found.numerics).map(|other| &other.row);
+        files.push(write_rows(dir, "numerics.csv", with_others)?);
         let path = dir.join("choices.csv");
         std::fs::write(&path, values::csv(&all)?).map_err(Error::io(&path))?;
         files.push(path);
@@ -184,10 +116,9 @@ fn still_right(case: &Case, rows: &[Row]) -> bool {
 }
 
 /// Ways with words of their own stand apart: in rows.csv all ways are plain, and can be compared.
-fn write_refined(dir: &Path, found: &[Found]) -> Result<PathBuf> {
-    let path = dir.join("refined.csv");
-    let rows = found.iter().flat_map(|found| &found.refined).flat_map(store::written);
-    let bytes: Vec<u8> = store::names().into_iter().chain(rows).collect();
+fn write_rows<'r>(dir: &Path, name: &str, rows: impl Iterator<Item = &'r Row>) -> Result<PathBuf> {
+    let path = dir.join(name);
+    let bytes: Vec<u8> = store::names().into_iter().chain(rows.flat_map(store::written)).collect();
     std::fs::write(&path, bytes).map_err(Error::io(&path))?;
     Ok(path)
 }
@@ -198,71 +129,35 @@ impl Search<'_> {
         let refused_why = refused.0.values().max_by_key(|(n, _)| *n).map(|(_, why)| why.clone());
         let refused = refused.0.into_iter().map(|(kind, (n, _))| (kind, n)).collect();
         let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
-        let (candidates, too_large) = self.candidates(points, &mut counts)?;
+        let mut probes = Probes::new(self.case);
+        let (fit, too_large) = self.probed(&points, &mut probes)?;
+        (counts.probes, counts.too_large) = (probes.len(), too_large.len());
+        counts.left = points.len() - fit.len() - too_large.len();
+        let candidates = self.bounded(fit);
         let (mut costed, unbounded) = (vec![], counts.left);
-        let all = Wanted { ways: self.question.best, within: f64::INFINITY };
+        let all = Wanted { ways: self.question.best, within: f64::INFINITY, keep: true };
         self.best_first(&candidates, all, &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
         let mut beside = Counts { nearest_bound: counts.nearest_bound, ..Counts::default() };
         let values = values::values(self, &candidates, &mut costed, &mut beside)?;
         (counts.beside, counts.nearest_bound) = (beside.costed, beside.nearest_bound);
-        let refined = refine::refine(self, &best)?;
+        let mut refined = refine::refine(self, &best)?;
+        if let Some(plain) = best.first() {
+            let refused = spare::refused(self, &too_large, &costed, step(plain));
+            let mut spared = Counts::default();
+            refined.extend(spare::spare(self, &mut probes, &refused, step(plain), &mut spared)?);
+            refined = fastest(&refined).into_iter().cloned().collect();
+            refined.dedup();
+            counts.spared = spared.costed;
+        }
+        let numerics = match refined.first().or(best.first()) {
+            Some(fastest) => numerics::numerics(self, fastest)?,
+            None => vec![],
+        };
         let nothing_fits = best.is_empty() && counts.left == 0;
         let nearest = if nothing_fits { nearest::nearest(self, too_large, &costed)? } else { None };
-        Ok(Found { seq_len, global_batch, counts, best, refined, values, nearest })
-    }
-
-    /// Ways that may fit, the most promising first, and those that do not by their bound, in bytes.
-    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<(Vec<Candidate>, Vec<TooLarge>)> {
-        let room = self.case.room();
-        let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
-        let mut too_large = vec![];
-        for point in points {
-            match probe::held(self.case, &point) {
-                held if held > room => too_large.push((held, point)),
-                _ => by_probe.entry(Probe::of(&point, 2)).or_default().push(point),
-            }
-        }
-        counts.probes = by_probe.len();
-        let short = Short::of(self.case);
-        let done = AtomicUsize::new(0);
-        let probed = by_probe.into_par_iter().map(|(_, points)| {
-            if (self.stop)() {
-                return Ok((Err(()), points));
-            }
-            let probe = Probe::new(self.case, short.as_ref(), &points[0])?;
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            (self.progress)("ways bounded", done, counts.probes);
-            Ok((Ok(probe), points))
-        });
-        let mut by_shape: BTreeMap<Option<Shape>, Vec<(Option<Probe>, Point)>> = BTreeMap::new();
-        for (probe, points) in probed.collect::<Result<Vec<(std::result::Result<Option<Probe>, ()>, Vec<Point>)>>>()? {
-            let Ok(probe) = probe else {
-                counts.left += points.len();
-                counts.probes -= 1;
-                continue;
-            };
-            for point in points {
-                match probe {
-                    Some(probe) if probe.bytes(&point) > room => too_large.push((probe.bytes(&point), point)),
-                    _ => by_shape.entry(Shape::of(&point)).or_default().push((probe, point)),
-                }
-            }
-        }
-        let model = &self.case.model;
-        let bounded = by_shape.into_par_iter().flat_map_iter(|(shape, ways)| {
-            let shortest = shape.and_then(|shape| shape.shortest(model));
-            ways.into_iter().map(move |(probe, point)| {
-                // Of what nothing is known goes first.
-                let bound = probe.map_or(0.0, |probe| probe.seconds(model, &point, shortest.as_ref()));
-                Candidate::bounded(point, bound)
-            })
-        });
-        let mut all: Vec<Candidate> = bounded.collect();
-        all.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));
-        counts.too_large = too_large.len();
-        Ok((all, too_large))
+        Ok(Found { seq_len, global_batch, counts, best, refined, numerics, values, nearest })
     }
 
     /// Costs candidates until none that is left can be among those wanted.
@@ -286,7 +181,7 @@ impl Search<'_> {
                 break;
             }
             let points: Vec<Point> = round.iter().map(|candidate| candidate.point).collect();
-            let rows = self.cost(&points, limit, true)?;
+            let rows = self.cost(&points, limit, wanted.keep)?;
             for (candidate, row) in round.iter().zip(&rows) {
                 let Some(row) = row else {
                     counts.left += 1;
@@ -335,10 +230,13 @@ impl Search<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::probe::{Probe, Shape, Short};
     use super::*;
-    use crate::spec::{Dispatch, Options, Parallelism, Recompute, Schedule};
+    use crate::spec::{Dispatch, Documents, Dtype, Options, Parallelism, Recompute, Schedule};
+    use crate::sweep::Batch;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn dense() -> Question {
+    pub(super) fn dense() -> Question {
         let space = Space {
             tp: vec![1, 2],
             pp: vec![1, 4],
@@ -370,7 +268,7 @@ mod tests {
         }
     }
 
-    fn mixture() -> Question {
+    pub(super) fn mixture() -> Question {
         let dispatch = vec![Dispatch::Nccl, Dispatch::DeepepNormal];
         let schedules = vec![Schedule::OneF1B, Schedule::Interleaved, Schedule::DualpipeV];
         let one = || vec![1];
@@ -379,7 +277,7 @@ mod tests {
         Question { model: "deepseek-v2-lite".into(), space, ..dense() }
     }
 
-    fn found(question: &Question, dir: Option<&Path>) -> Found {
+    pub(super) fn found(question: &Question, dir: Option<&Path>) -> Found {
         search(question, dir, false, (&|_, _, _| {}, &|| false)).unwrap().0.remove(0)
     }
 

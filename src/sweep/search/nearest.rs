@@ -1,6 +1,7 @@
 //! Where nothing fits: the way that lacks least, and what would make it fit.
 
 use super::Search;
+use super::candidates::TooLarge;
 use crate::error::Result;
 use crate::report::Row;
 use crate::spec::Options;
@@ -28,16 +29,13 @@ impl Nearest {
     }
 }
 
-/// Bytes that a way takes by its bound, more than there are, and the way.
-pub(super) type TooLarge = (f64, Point);
-
-/// `bounded`: ways whose memory is too much by their bound, in bytes; `costed`: those that were costed.
+/// `bounded`: ways whose memory is too much by their bound; `costed`: those that were costed.
 pub(super) fn nearest(search: &Search, mut bounded: Vec<TooLarge>, costed: &[Row]) -> Result<Option<Nearest>> {
-    bounded.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    bounded.sort_by(|a, b| a.bytes.total_cmp(&b.bytes).then(a.point.cmp(&b.point)));
     let mut laid: Vec<&Row> = costed.iter().filter(|row| row.over().is_some()).collect();
     laid.sort_by(|a, b| over(a).total_cmp(&over(b)));
     let laid = laid.into_iter().map(Point::of_row);
-    let of_stage = |zero| bounded.iter().map(|(_, point)| *point).filter(move |point| point.par.zero == zero).take(FEW);
+    let of_stage = |zero| bounded.iter().map(|way| way.point).filter(move |point| point.par.zero == zero).take(FEW);
     let points: Vec<Point> = laid.take(FEW).chain((0..=3).flat_map(of_stage)).collect();
     (search.progress)("ways laid out", 0, points.len());
     let rows = points.par_iter().map(|point| search.case.laid_out(point)).collect::<Result<Vec<Row>>>()?;
@@ -74,7 +72,7 @@ fn enough(search: &Search, point: &Point) -> Result<Option<Row>> {
 }
 
 /// What either saves; what else there is, is that of the first.
-fn both(options: Options, more: Options) -> Options {
+pub(super) fn both(options: Options, more: Options) -> Options {
     Options {
         loss_chunks: options.loss_chunks.max(more.loss_chunks),
         mlp_chunks: options.mlp_chunks.max(more.mlp_chunks),

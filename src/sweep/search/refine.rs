@@ -13,15 +13,21 @@ const WAYS: usize = 3;
 pub fn refine(search: &mut Search, best: &[Row]) -> Result<Vec<Row>> {
     let mut found = vec![];
     for row in best.iter().take(WAYS) {
-        let mut now = row.clone();
-        while let Some(faster) = step_from(search, &now)? {
-            now = faster;
-        }
+        let now = climbed(search, row)?;
         if step(&now) < step(row) {
             found.push(now);
         }
     }
     Ok(fastest(&found).into_iter().cloned().collect())
+}
+
+/// The way with all that makes it faster.
+pub fn climbed(search: &mut Search, row: &Row) -> Result<Row> {
+    let mut now = row.clone();
+    while let Some(faster) = step_from(search, &now)? {
+        now = faster;
+    }
+    Ok(now)
 }
 
 /// The fastest way that differs in one of these.
