@@ -74,7 +74,7 @@ pub struct Crews<'p> {
 }
 
 impl<'p> Crews<'p> {
-    /// None where programs meet in a way that this cannot follow: inside of blocks, by edges of `after`, or
+    /// None where programs meet in a way that this cannot follow: inside of blocks, by edges of `after` over a call or a meeting, or
     /// one rank of a crew another crew than the next rank.
     pub fn new(plan: &'p Plan) -> Option<Crews<'p>> {
         let sizes = group_sizes(plan);
@@ -93,8 +93,14 @@ impl<'p> Crews<'p> {
             crosses,
         };
         for (crew, program) in plan.programs.iter().enumerate() {
+            // The first op of those that are walked together, which see one another's edges of `after`.
+            let mut first = None;
             for op in &program.ops {
-                if !op.after.is_empty() || (!crews.is_crossing(op) && !receives_what_it_sends(op, &crews.group_sizes)) {
+                let crossing = crews.is_crossing(op);
+                let apart = crossing || matches!(op.kind, OpKind::Call { .. });
+                first = if apart { None } else { first.or(Some(op.id)) };
+                let seen = op.after.iter().all(|&after| first.is_some_and(|first| after >= first));
+                if !seen || (!crossing && !receives_what_it_sends(op, &crews.group_sizes)) {
                     return None;
                 }
                 crews.note(crew, op);
