@@ -36,7 +36,7 @@ pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCur
 pub use huggingface::COMPUTED;
 pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
-pub use model::{LlmSpec, MlaSpec, Mlp, Norm, Positions};
+pub use model::{IndexerSpec, LlmSpec, MlaSpec, Mlp, Norm, Positions};
 pub use moe::{Gate, GroupScore, Groups, MoeSpec, Score};
 pub use mtp::MtpSpec;
 pub use options::{Capacity, Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};

@@ -64,6 +64,35 @@ impl MlaSpec {
     pub const NORM_EPS: f64 = 1e-6;
 }
 
+/// DeepSeek Sparse Attention's lightning indexer (DeepSeek-V3.2-Exp, section 1): index queries of several heads, from the
+/// compressed ones, score index keys of one head, and a query of attention sees the keys with the highest scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IndexerSpec {
+    pub heads: u64,
+    pub head_dim: u64,
+    /// Keys that a query of attention sees at most.
+    pub top_k: u64,
+    /// Neighbours turn together, as in attention (GLM-5); else the halves of what turns (DeepSeek-V3.2).
+    #[serde(default)]
+    pub interleaved: bool,
+}
+
+impl IndexerSpec {
+    /// Of the LayerNorm of index keys, in DeepSeek's code and in transformers'.
+    pub const NORM_EPS: f64 = 1e-6;
+
+    /// Weights of its products: from compressed queries, and from hidden states to a key and to a weight a head.
+    pub fn matmul(&self, q_lora: u64, hidden: u64) -> u64 {
+        self.heads * self.head_dim * q_lora + (self.head_dim + self.heads) * hidden
+    }
+
+    /// FLOPs of the scores of a query forward, that meets `visible` keys, and backward, of which `chosen` have a gradient.
+    fn score_flops(&self, visible: f64, chosen: f64) -> f64 {
+        2.0 * (self.heads * self.head_dim) as f64 * (visible + 2.0 * chosen)
+    }
+}
+
 /// A decoder-only transformer. Whatever a file does not state is as in Llama; the default has no sizes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -137,6 +166,9 @@ pub struct LlmSpec {
     pub clamped_experts: bool,
     #[serde(default)]
     pub mla: Option<MlaSpec>,
+    /// Latent attention sees the keys that it chooses; none: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexer: Option<IndexerSpec>,
     /// What each layer is, where a layer is one mixer alone behind one norm (Nemotron-H); none: attention and a
     /// network in every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -239,7 +271,13 @@ impl LlmSpec {
         let qk = self.heads * (mla.nope_dim + mla.rope_dim);
         let q = mla.q_lora.map_or(h * qk, |rank| h * rank + rank * qk);
         let kv = h * (mla.kv_lora + mla.rope_dim) + mla.kv_lora * self.heads * (mla.nope_dim + mla.v_dim);
-        q + kv + self.heads * mla.v_dim * h + lfa
+        q + kv + self.heads * mla.v_dim * h + lfa + self.indexer_matmul()
+    }
+
+    /// Weights of products of a layer's indexer; 0: there is none.
+    fn indexer_matmul(&self) -> u64 {
+        let q_lora = self.mla.and_then(|mla| mla.q_lora).unwrap_or(0);
+        self.indexer.map_or(0, |indexer| indexer.matmul(q_lora, self.hidden))
     }
 
     /// Layers whose feed-forward network is dense.
@@ -298,10 +336,11 @@ impl LlmSpec {
         let (h, bias) = (self.hidden, u64::from(self.bias));
         let norms = if self.parallel_block && !self.own_norms { 1 } else { 2 };
         let latent = self.mla.map_or(0, |mla| mla.kv_lora + mla.q_lora.unwrap_or(0));
+        let index_norm = self.indexer.map_or(0, |indexer| 2 * indexer.head_dim);
         let per_head = if self.qk_norm { 2 * self.head_dim } else { 0 };
         let qkv = if self.biased_qkv() { self.q_cols() + 2 * self.kv_cols() } else { 0 };
         let mlp = (self.mlp_matrices() - 1) * self.ffn + h;
-        self.layers * (norms * self.norm_params() + latent + per_head + qkv + bias * (h + mlp))
+        self.layers * (norms * self.norm_params() + latent + index_norm + per_head + qkv + bias * (h + mlp))
     }
 
     /// Weights of one norm of the hidden states.
@@ -335,10 +374,12 @@ impl LlmSpec {
         self.params_with(|moe| moe.top_k)
     }
 
-    /// Columns that the scores and the values of attention have together, halved.
+    /// Columns that the scores and the values of attention have together, halved. Where keys are chosen, scores and values
+    /// are those of what is compressed, with one key for all heads (DeepSeek-V3.2-Exp, appendix A: its MQA mode).
     fn attention_cols(&self) -> f64 {
         match &self.mla {
             None => self.q_cols() as f64,
+            Some(mla) if self.indexer.is_some() => (self.heads * (2 * mla.kv_lora + mla.rope_dim)) as f64 / 2.0,
             Some(mla) => (self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)) as f64 / 2.0,
         }
     }
@@ -360,14 +401,24 @@ impl LlmSpec {
     /// Twice the keys that a token sees on average, added up over the layers that have attention: s + 1 in each, or less
     /// in a window.
     fn twice_seen(&self, seq_len: u64) -> f64 {
-        let of = |window: Option<u64>| {
-            let (s, w) = (seq_len as f64, window.unwrap_or(seq_len).min(seq_len) as f64);
-            if w == s { s + 1.0 } else { (w * (w + 1.0) + 2.0 * (s - w) * w) / s }
-        };
+        let of = |window: Option<u64>| twice_seen(window, seq_len);
+        // A query sees as many keys of those that are chosen as of a window of so many.
+        if let Some(indexer) = self.indexer {
+            return self.count(Mixer::Attention) as f64 * of(Some(indexer.top_k));
+        }
         match self.windowed.is_empty() {
             true => self.count(Mixer::Attention) as f64 * of(self.window),
             false => (0..self.layers).map(|layer| of(self.window_of(layer))).sum(),
         }
+    }
+
+    /// Of [`flops_per_token`](LlmSpec::flops_per_token) those of the indexers of all layers. No gradient goes on from their
+    /// inputs: four for each weight, and of scores those of all pairs that are visible, and twice those that are chosen.
+    pub fn indexer_flops_per_token(&self, seq_len: u64) -> f64 {
+        let Some(indexer) = self.indexer else { return 0.0 };
+        let [visible, chosen] = [None, Some(indexer.top_k)].map(|top_k| twice_seen(top_k, seq_len) / 2.0);
+        let layer = (4 * self.indexer_matmul()) as f64 + indexer.score_flops(visible, chosen);
+        self.count(Mixer::Attention) as f64 * layer
     }
 
     /// Model FLOPs of one token, forward and backward, nothing computed twice: six for each weight of a
@@ -378,7 +429,9 @@ impl LlmSpec {
         let matmul = self.layers_matmul(|moe| moe.top_k) + self.vocab * self.hidden;
         let attention = 6.0 * self.attention_cols() * self.twice_seen(seq_len);
         let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
-        6.0 * matmul as f64 + attention + scan as f64 + self.mtp_flops_per_token(seq_len)
+        let indexers = self.count(Mixer::Attention) * self.indexer_matmul();
+        let main = 6.0 * (matmul - indexers) as f64 + attention + scan as f64;
+        main + self.indexer_flops_per_token(seq_len) + self.mtp_flops_per_token(seq_len)
     }
 
     /// Of these, those of the experts that a token chooses, in its layers and in modules of multi-token prediction.
@@ -387,6 +440,12 @@ impl LlmSpec {
         let modules = self.mtp.as_ref().zip(self.mtp_module()).map_or(0, |(mtp, module)| mtp.depth * of(&module));
         6.0 * (of(self) + modules) as f64
     }
+}
+
+/// Twice the keys that a token sees on average, s + 1, or less where it sees a window at most.
+fn twice_seen(window: Option<u64>, seq_len: u64) -> f64 {
+    let (s, w) = (seq_len as f64, window.unwrap_or(seq_len).min(seq_len) as f64);
+    if w == s { s + 1.0 } else { (w * (w + 1.0) + 2.0 * (s - w) * w) / s }
 }
 
 #[cfg(test)]

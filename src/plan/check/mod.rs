@@ -213,6 +213,7 @@ fn positions(plan: &Plan) -> Result<()> {
             }
             Kernel::Reorder { segs, .. } => vec![segs],
             Kernel::Unfused { block, .. } => vec![&block.q, &block.kv],
+            Kernel::Sparse(kernel) if kernel.mask().is_none() => kernel.segs().into_iter().collect(),
             _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
         };
         own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;
