@@ -65,7 +65,8 @@ mod tests {
     fn rates_are_those_that_are_published() {
         let (gpu, stack) = (GpuSpec::find("h800-sxm5").unwrap(), StackSpec::find("nccl-fa3").unwrap());
         let machine = Roofline::new(&gpu, &stack).unwrap();
-        let seconds = |pairs, backward| machine.time(&work(10u64.pow(15), pairs, backward), Dtype::Bf16).seconds.value();
+        let seconds =
+            |pairs, backward| machine.time(&work(10u64.pow(15), pairs, backward), Dtype::Bf16).seconds.value();
         let forward = seconds(Pairs::Chosen, false);
         assert!((1e15 / forward / 640e12 - 1.0).abs() < 0.02, "{}", 1e15 / forward);
         assert!(seconds(Pairs::Chosen, true) > forward);

@@ -24,9 +24,9 @@ pub mod rows;
 pub mod segment;
 pub mod segs;
 pub mod share;
+pub mod sparse;
 pub mod structure;
 pub mod turns;
-pub mod sparse;
 pub mod unfused;
 pub mod visible;
 

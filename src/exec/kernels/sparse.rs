@@ -78,9 +78,7 @@ struct Turns<'k, T> {
 impl<'k, T: Scalar> Turns<'k, T> {
     fn new(of: &'k Turn, views: &[Mesh], rank: u32) -> Turns<'k, T> {
         let turning = Turning::new(of.theta, of.scaling.as_ref(), of.rope, of.documents.longest(of.segs.seq));
-        let turn = |angle: f64| {
-            (T::from_f64(turning.factor * angle.cos()), T::from_f64(turning.factor * angle.sin()))
-        };
+        let turn = |angle: f64| (T::from_f64(turning.factor * angle.cos()), T::from_f64(turning.factor * angle.sin()));
         let positions = turned(&of.segs, &of.documents, views, rank);
         let turns = positions.iter().flat_map(|&p| turning.speeds.iter().map(move |s| turn(p as f64 * s))).collect();
         Turns { of, turns }
@@ -107,8 +105,7 @@ impl<'k, T: Scalar> Turns<'k, T> {
 
 /// A product of each head; what turns goes through.
 fn head_product<T: Scalar>(of: &HeadProduct, reads: &[Option<&[T]>], y: &mut [T]) {
-    let [rows, heads, lora, nope, rope, v] =
-        [of.rows, of.heads, of.lora, of.nope, of.rope, of.v].map(|n| n as usize);
+    let [rows, heads, lora, nope, rope, v] = [of.rows, of.heads, of.lora, of.nope, of.rope, of.v].map(|n| n as usize);
     let (narrow, rope, first) = match of.half {
         Half::Key => (nope, rope, 0),
         Half::Value => (v, 0, nope),

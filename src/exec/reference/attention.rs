@@ -21,12 +21,7 @@ pub struct Attention {
 
 impl Attention {
     /// `chosen`: whether a query sees a key, where not all that the mask leaves.
-    pub fn new(
-        cfg: &DenseConfig,
-        layer: usize,
-        [q, k, v]: [Mat; 3],
-        chosen: Option<&Array2<bool>>,
-    ) -> Attention {
+    pub fn new(cfg: &DenseConfig, layer: usize, [q, k, v]: [Mat; 3], chosen: Option<&Array2<bool>>) -> Attention {
         let len = q.nrows();
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
         for head in 0..cfg.heads {

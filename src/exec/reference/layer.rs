@@ -211,8 +211,7 @@ impl Model<'_> {
         let d_branch = self.dropped(0, if parallel { &dy } else { &dx_mid });
         let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &d_branch);
         let d_heads = saved.attn.backward(self.cfg, &d_o);
-        if let (Some(of), Some(index), Projection::Latent(latent)) =
-            (self.cfg.indexer, &saved.index, &saved.projection)
+        if let (Some(of), Some(index), Projection::Latent(latent)) = (self.cfg.indexer, &saved.index, &saved.projection)
         {
             self.index_backward(i, &of, [&saved.n1, latent.queries()], index, &saved.attn.mean_probs());
         }

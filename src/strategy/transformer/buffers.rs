@@ -245,7 +245,8 @@ impl Layer {
             normed1: self.has_norm1().filter(|_| !self.norms_again).map(|()| keep("normed1", r, self.hidden, dtype)),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
-            o: (self.attends() && (self.ulysses.is_some() || self.values_apart())).then(|| keep("o", n, self.o_row(), dtype)),
+            o: (self.attends() && (self.ulysses.is_some() || self.values_apart()))
+                .then(|| keep("o", n, self.o_row(), dtype)),
             mid: (!self.parallel && self.alone.is_none()).then(|| keep("mid", r, self.hidden, dtype)),
             stays: [(1, "stays1"), (2, "stays2")].map(|(branch, name)| {
                 let there = self.dropout > 0.0 && (branch == 1 || !(self.parallel || self.alone.is_some()));

@@ -12,9 +12,9 @@
 //! Legend: as in the layer; ql and kl the compressed widths, dn, dr and dv a head's elements that are not turned, that
 //! are, and of its value.
 
+use super::super::sparse::{INDEX_Q, Index};
 use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
-use super::super::sparse::{INDEX_Q, Index};
 use super::indexer::{self, Indexer};
 use super::{Flats, linear, linear_dw, linear_dx, with};
 use crate::plan::sparse::{Half, HeadProduct, Product, SparseKernel, Turn};
