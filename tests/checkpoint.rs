@@ -9,7 +9,8 @@ use foretrain::checkpoint::{Index, newest};
 use foretrain::exec::{Options, Run, train};
 use foretrain::plan::{Adam, Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
-use foretrain::strategy::{Engines, build};
+use foretrain::strategy::expert::Routing;
+use foretrain::strategy::{Engines, build, build_routed};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -132,7 +133,8 @@ fn indexers_go_on_as_if_they_had_never_stopped() {
         let work =
             Workload { seq_len: 24, global_batch: 4, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
         let engine = Engine::Sm { ctas: 1 };
-        build(&model, &work, &par, Engines { p2p: engine, collective: engine }).expect("feasible")
+        let route = Routing::Uniform { seed: 5 }.route(&model, &work, &par, 8).expect("a route");
+        build_routed(&model, &work, &par, Engines { p2p: engine, collective: engine }, route).expect("feasible")
     };
     let one = Parallelism::default();
     let from = dir.path().join("from");
