@@ -41,7 +41,7 @@ fn plain() -> LlmSpec {
 
 fn plan_of(model: &LlmSpec, words: &str, par: Parallelism, micro_batch: u64, documents: Vec<u64>) -> Plan {
     let par = Parallelism { options: words.parse().unwrap(), ..par };
-    let batches = if par.pp > 1 { 4 } else { 1 };
+    let batches = if par.pp > 1 || par.options.overlap_exchange { 4 } else { 1 };
     let global_batch = u64::from(par.dp) * batches * micro_batch;
     let work = Workload { seq_len: SEQ, global_batch, micro_batch, dtype: Dtype::F64, documents: documents.into() };
     let route = Routing::Uniform { seed: 5 }.route(model, &work, &par, 8).unwrap();
@@ -133,6 +133,18 @@ fn pipelines_and_modules_are_the_reference() {
     assert!(glm.indexer.unwrap().interleaved && !plain().indexer.unwrap().interleaved);
     holds(&plan(&glm, "default", one()));
     holds(&plan_of(&plain(), "default", one(), 2, vec![9, 15]));
+}
+
+/// Halves of layers one beside another, and gradients of weights that are put off.
+#[test]
+fn layers_in_halves_are_the_reference() {
+    let model = LlmSpec { layers: 4, ..plain() };
+    let two = Parallelism { pp: 2, vp: 2, ..one() };
+    for words in ["default", "dualpipe-v", "zb-v", "v-half", "v-min"] {
+        holds(&plan(&model, words, two));
+    }
+    holds(&plan(&model, "overlap-exchange", Parallelism { dp: 2, ep: 2, zero: 1, ..one() }));
+    holds(&plan(&model, "recompute-moe", Parallelism { dp: 2, ep: 2, zero: 1, ..one() }));
 }
 
 /// A query that sees no more keys than may be chosen sees all: the same losses as without an indexer.
