@@ -185,6 +185,20 @@ fn indexers_learn_by_themselves() {
     }
 }
 
+/// A plan from elsewhere whose keys are a rank's own cannot choose among all.
+#[test]
+fn keys_of_a_part_of_the_sequence_are_refused() {
+    let mut plan = plan(&plain(), "gather-kv", Parallelism { ring: 2, ..one() });
+    check::check(&plan).unwrap();
+    for op in plan.blocks.iter_mut().flat_map(|block| &mut block.ops) {
+        if let OpKind::Compute { kernel: Kernel::Sparse(SparseKernel::Score(of)), .. } = &mut op.kind {
+            of.block.kv = of.block.q.clone();
+        }
+    }
+    let why = check::check(&plan).unwrap_err().to_string();
+    assert!(why.contains("chosen keys are those of the whole sequence"), "{why}");
+}
+
 /// FLOPs of each kernel of attention on a rank, by name, by the kernel's own formulas.
 fn flops_by_kernel(plan: &Plan, rank: u32) -> BTreeMap<&'static str, u64> {
     let mut all = BTreeMap::new();

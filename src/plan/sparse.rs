@@ -175,9 +175,9 @@ pub enum SparseKernel {
     /// [n, a*kl] to [n, a*dv]; what turns goes through. Reads x, w [a*(dn + dv), kl]; writes y. Dx reads dy, w; writes dx. Dw
     /// reads the narrow side and the wide one, dw; writes dw, accumulated.
     Product(HeadProduct),
-    /// I[t, s] = sum of heads w[t, h] relu(q[t, h] k[s]) of all visible keys, and for each query the places of the `top_k` highest in
-    /// their sequence, ascending; s stands for none. Of equal scores the earlier key is chosen. Reads q [n, i*di], k [b*s, di],
-    /// w [n, i]; writes [n, t].
+    /// I of t and s, the sum over heads h of w_th relu(q_th k_s), of all visible keys, and for each query the places of the
+    /// `top_k` highest in their sequence, ascending; s stands for none. Of equal scores the earlier key is chosen. Reads
+    /// q [n, i*di], k [b*s, di], w [n, i]; writes [n, t].
     Score(Indexer),
     /// The gradient of KL(p || softmax of I over chosen keys), times `part`, where p are the probabilities of attention, a mean over
     /// heads. Reads q, k, w, the chosen [n, t], p [n, t]; writes dq, dk, dw. Scores are not rounded here.
