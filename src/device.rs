@@ -7,12 +7,13 @@ pub mod curve;
 pub mod gemm;
 mod grouped;
 pub mod measured;
+mod sparse;
 pub mod speed;
 #[cfg(test)]
 mod tests;
 
 use crate::error::{Error, Result};
-use crate::plan::{ALIGNMENT, Dtype, Work, WorkClass};
+use crate::plan::{ALIGNMENT, Dtype, Pairs, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
 use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
@@ -276,9 +277,14 @@ impl Roofline {
     }
 
     fn attention(&self, work: &Work, dtype: Dtype) -> Part {
-        let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward } = work.class else {
+        let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward, pairs } = work.class else {
             unreachable!("asked for attention only")
         };
+        match pairs {
+            Pairs::Chosen => return self.to_chosen_keys(work.flops, dtype, backward),
+            Pairs::Scored { fp8, moved } => return self.scores_of_keys(work.flops, dtype, fp8, moved),
+            Pairs::Masked => {}
+        }
         let kernel = self.attention.as_ref().expect("whoever asks for fused attention checks that there is one");
         // Forward, a thread block owns query rows and walks keys; backward it is the reverse.
         let (curve, rows) = if backward { (&kernel.backward, kv_rows) } else { (&kernel.forward, q_rows) };

@@ -9,7 +9,8 @@ use foretrain::checkpoint::{Index, newest};
 use foretrain::exec::{Options, Run, train};
 use foretrain::plan::{Adam, Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
-use foretrain::strategy::{Engines, build};
+use foretrain::strategy::expert::Routing;
+use foretrain::strategy::{Engines, build, build_routed};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -113,6 +114,45 @@ fn an_optimizer_in_bf16_goes_on_as_if_it_had_never_stopped() {
             }
             assert!(whole[3].weights == rest[1].weights, "{par:?}");
         }
+    }
+}
+
+/// Weights of an indexer are saved and loaded as any.
+#[test]
+fn indexers_go_on_as_if_they_had_never_stopped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = serde_json::json!({
+        "model_type": "deepseek_v32", "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 29, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 6,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "index_n_heads": 2, "index_head_dim": 6,
+        "index_topk": 5, "hidden_act": "silu", "num_nextn_predict_layers": 0,
+    });
+    let model = LlmSpec::parse("test", "sparse", &json.to_string()).expect("a sound model");
+    let plan = |par: Parallelism| {
+        let work =
+            Workload { seq_len: 24, global_batch: 4, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
+        let engine = Engine::Sm { ctas: 1 };
+        let route = Routing::Uniform { seed: 5 }.route(&model, &work, &par, 8).expect("a route");
+        build_routed(&model, &work, &par, Engines { p2p: engine, collective: engine }, route).expect("feasible")
+    };
+    let one = Parallelism::default();
+    let from = dir.path().join("from");
+    let whole = runs(&plan(one), 4, None, Some((&from, 2)));
+    let rest = runs(&plan(one), 2, Some(&from), None);
+    assert!(whole[3].weights == rest[1].weights && whole[3].loss == rest[1].loss);
+    let want = states(&from);
+    let of_indexer = |part: &str| want.keys().any(|name| name.contains(&format!("indexer.{part}.weight")));
+    assert!(["wq_b", "wk", "k_norm", "weights_proj"].into_iter().all(of_indexer), "{:?}", want.keys());
+    let gather = "gather-kv".parse().expect("a word");
+    for (i, par) in
+        [Parallelism { dp: 2, ep: 2, zero: 3, ..one }, Parallelism { ring: 2, zero: 1, options: gather, ..one }]
+            .into_iter()
+            .enumerate()
+    {
+        let to = dir.path().join(i.to_string());
+        runs(&plan(par), 1, Some(&from), Some((&to, 2)));
+        assert!(states(&to) == want, "{par:?}");
     }
 }
 

@@ -107,7 +107,7 @@ fn what_no_plan_has_is_said() {
         ("Qwen3-8B", &[]),
         ("Phi-4", &[]),
         ("DeepSeek-V3", &["quantization_config: the checkpoint is quantised (fp8)"]),
-        ("DeepSeek-V3.2", &["index_topk", "quantization_config"]),
+        ("DeepSeek-V3.2", &["quantization_config"]),
         ("gpt-oss-120b", &["sinks of attention", "(mxfp4)"]),
         ("Gemma-2-27B", &["gated GELU", "attn_logit_softcapping and final_logit_softcapping"]),
         ("Gemma-7B", &["gated GELU"]),

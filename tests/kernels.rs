@@ -2,7 +2,7 @@
 //! sets of the curves in models/gpu. Bounds are the errors as they are today.
 
 use foretrain::device::{KernelTime, Roofline, gemm};
-use foretrain::plan::{Dtype, Work, WorkClass};
+use foretrain::plan::{Dtype, Pairs, Work, WorkClass};
 use foretrain::spec::{GpuSpec, StackSpec};
 use serde::Deserialize;
 
@@ -25,8 +25,15 @@ struct Table {
 fn predict(case: &Case, roofline: &Roofline, s: u64, batch_heads: u64) -> f64 {
     let area = if case.causal { s * (s + 1) / 2 } else { s * s };
     let pass = |backward: bool| {
-        let class =
-            WorkClass::Attention { q_rows: s, kv_rows: s, area, batch_heads, head_dim: case.head_dim, backward };
+        let class = WorkClass::Attention {
+            q_rows: s,
+            kv_rows: s,
+            area,
+            batch_heads,
+            head_dim: case.head_dim,
+            backward,
+            pairs: Pairs::Masked,
+        };
         let products = if backward { 5 } else { 2 };
         let operands = if backward { 8 } else { 4 };
         let row = 2 * case.head_dim * batch_heads;

@@ -40,6 +40,12 @@ const DEEPSEEK: &str = r#"{"model_type": "deepseek_v3", "hidden_size": 16, "num_
     "topk_group": 2, "norm_topk_prob": true, "routed_scaling_factor": 2.5, "vocab_size": 29, "rms_norm_eps": 1e-6,
     "rope_theta": 100.0, "hidden_act": "silu", "tie_word_embeddings": false}"#;
 
+/// The same whose attention sees the five keys that an indexer chooses.
+fn deepseek_32() -> String {
+    let config = DEEPSEEK.replace("deepseek_v3", "deepseek_v32");
+    config.replace("\"vocab_size\"", "\"index_n_heads\": 2, \"index_head_dim\": 6, \"index_topk\": 5, \"vocab_size\"")
+}
+
 /// The tensors of a checkpoint: shape and values.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -143,6 +149,7 @@ fn as_qwen3_moe(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
 /// Columns of DeepSeek's matrices, by parts of names; what else there is has 16.
 const DEEPSEEK_COLS: &[(&str, usize)] = &[
     ("q_b_proj", 8),
+    ("wq_b", 8),
     ("kv_b_proj", 6),
     ("o_proj", 20),
     ("shared_experts.down_proj", 10),
@@ -283,7 +290,7 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
     let plan = plan(config);
     let seeded = Source::seeded(3);
     let mut file = theirs(&seeded.weights(&plan));
-    let bias = if config == DEEPSEEK { router_bias() } else { BTreeMap::new() };
+    let bias = if config.contains("deepseek") { router_bias() } else { BTreeMap::new() };
     file.extend(bias.clone().into_iter().map(|(name, values)| (name, (vec![8], values))));
     checkpoint(dir.path(), config, &file);
     std::fs::write(dir.path().join("ids.json"), json!(ids()).to_string()).expect("written");
@@ -393,7 +400,7 @@ fn trains_as_the_reference(config: &str, theirs: fn(&BTreeMap<String, Vec<f64>>)
     let plan = plan(config);
     let seeded = Source::seeded(3);
     let mut file = theirs(&seeded.weights(&plan));
-    let bias = if config == DEEPSEEK { router_bias() } else { BTreeMap::new() };
+    let bias = if config.contains("deepseek") { router_bias() } else { BTreeMap::new() };
     file.extend(bias.clone().into_iter().map(|(name, values)| (name, (vec![8], values))));
     checkpoint(dir.path(), config, &file);
     let ids: Vec<u32> = (0..STEPS as u32 * 4 * 17).map(|i| (i * i * 5 + i / 3) % 29).collect();
@@ -452,6 +459,7 @@ fn mixtures_train_on_routes_of_every_step() {
     trains_as_the_reference(MIXTRAL, as_mixtral, &["", " --dp 2 --ep 2", " --pp 2 --dp 2 --ep 2 --zero 1"]);
     trains_as_the_reference(QWEN3_MOE, as_qwen3_moe, &[" --tp 2 --ring 2 --ep 4 --dispatch deepep-v1-normal"]);
     trains_as_the_reference(DEEPSEEK, as_deepseek, &["", " --dp 4 --ep 2 --zero 1"]);
+    trains_as_the_reference(&deepseek_32(), as_deepseek, &["", " --ring 2 --options gather-kv"]);
 }
 
 /// A plan of a file is made for one routing, and that is not the weights'.

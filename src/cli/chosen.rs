@@ -28,6 +28,7 @@ impl Chosen {
     pub fn notes(&self) -> Vec<String> {
         let of_model = self.taken.iter().chain(&self.case.model.notes).cloned();
         of_model
+            .chain(self.indexed())
             .chain(self.odd_vocabulary())
             .chain(self.part_of_nodes())
             .chain(self.split_by_nodes())
@@ -41,6 +42,20 @@ impl Chosen {
             .chain(self.repeated())
             .chain(self.under_load())
             .collect()
+    }
+
+    /// What of the model's FLOPs choose keys, and that the others are counted in the form that sees chosen ones.
+    fn indexed(&self) -> Option<String> {
+        let (model, seq_len) = (&self.case.model, self.point.seq_len);
+        let indexer = model.indexer?;
+        let share = model.indexer_flops_per_token(seq_len) / model.flops_per_token(seq_len);
+        Some(format!(
+            "sparse attention: {} of the FLOPs that MFU counts are the indexer's, which scores every visible key; attention's are \
+             those of at most {} keys a query, absorbed (kv_lora_rank wide), 3.4 times as many a key in DeepSeek-V3.2 as dense \
+             latent attention has. FlashMLA's rates forward, assumed ones backward and of scores",
+            percent(share),
+            indexer.top_k
+        ))
     }
 
     /// That a GPU's profile was taken as it is under load.

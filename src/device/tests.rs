@@ -16,7 +16,8 @@ fn gemm(m: u64, n: u64, k: u64) -> Work {
 
 fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
     let products = if backward { 5 } else { 2 };
-    let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward };
+    let class =
+        WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward, pairs: Pairs::Masked };
     Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
 }
 
@@ -269,8 +270,15 @@ fn few_tiles_leave_places_empty() {
     let rate = |heads: u64, causal: bool| {
         let n = 8192u64;
         let area = if causal { n * (n + 1) / 2 } else { n * n };
-        let class =
-            WorkClass::Attention { q_rows: n, kv_rows: n, area, batch_heads: heads, head_dim: 128, backward: false };
+        let class = WorkClass::Attention {
+            q_rows: n,
+            kv_rows: n,
+            area,
+            batch_heads: heads,
+            head_dim: 128,
+            backward: false,
+            pairs: Pairs::Masked,
+        };
         let work = Work { flops: 4 * area * heads * 128, bytes: 0, class };
         work.flops as f64 / r.time(&work, Dtype::Bf16).seconds.value()
     };

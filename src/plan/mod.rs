@@ -24,6 +24,7 @@ pub mod rows;
 pub mod segment;
 pub mod segs;
 pub mod share;
+pub mod sparse;
 pub mod structure;
 pub mod turns;
 pub mod unfused;
@@ -33,7 +34,8 @@ pub use builder::{Builder, Via, each};
 pub use dropout::Dropout;
 pub use halves::Halves;
 pub use kernel::{
-    ALIGNMENT, AttnBlock, Exchange, HeadPad, HeadPart, HeadPermute, Kernel, Packing, Side, VocabPart, Work, WorkClass,
+    ALIGNMENT, AttnBlock, Exchange, HeadPad, HeadPart, HeadPermute, Kernel, Packing, Pairs, Side, VocabPart, Work,
+    WorkClass,
 };
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;

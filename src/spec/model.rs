@@ -1,6 +1,7 @@
 //! A language model: its sizes, what its blocks are made of, its weights and its FLOPs.
 
-use super::{Documents, Factor, MambaSpec, Mask, Mixer, MoeSpec, MtpSpec, RopeScaling, find, huggingface};
+use super::indexer::twice_seen;
+use super::{Documents, Factor, IndexerSpec, MambaSpec, Mask, Mixer, MoeSpec, MtpSpec, RopeScaling, find, huggingface};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -137,6 +138,9 @@ pub struct LlmSpec {
     pub clamped_experts: bool,
     #[serde(default)]
     pub mla: Option<MlaSpec>,
+    /// Latent attention sees the keys that it chooses; none: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexer: Option<IndexerSpec>,
     /// What each layer is, where a layer is one mixer alone behind one norm (Nemotron-H); none: attention and a
     /// network in every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -239,7 +243,7 @@ impl LlmSpec {
         let qk = self.heads * (mla.nope_dim + mla.rope_dim);
         let q = mla.q_lora.map_or(h * qk, |rank| h * rank + rank * qk);
         let kv = h * (mla.kv_lora + mla.rope_dim) + mla.kv_lora * self.heads * (mla.nope_dim + mla.v_dim);
-        q + kv + self.heads * mla.v_dim * h + lfa
+        q + kv + self.heads * mla.v_dim * h + lfa + self.indexer_matmul()
     }
 
     /// Layers whose feed-forward network is dense.
@@ -298,10 +302,11 @@ impl LlmSpec {
         let (h, bias) = (self.hidden, u64::from(self.bias));
         let norms = if self.parallel_block && !self.own_norms { 1 } else { 2 };
         let latent = self.mla.map_or(0, |mla| mla.kv_lora + mla.q_lora.unwrap_or(0));
+        let index_norm = self.indexer.map_or(0, |indexer| 2 * indexer.head_dim);
         let per_head = if self.qk_norm { 2 * self.head_dim } else { 0 };
         let qkv = if self.biased_qkv() { self.q_cols() + 2 * self.kv_cols() } else { 0 };
         let mlp = (self.mlp_matrices() - 1) * self.ffn + h;
-        self.layers * (norms * self.norm_params() + latent + per_head + qkv + bias * (h + mlp))
+        self.layers * (norms * self.norm_params() + latent + index_norm + per_head + qkv + bias * (h + mlp))
     }
 
     /// Weights of one norm of the hidden states.
@@ -335,10 +340,12 @@ impl LlmSpec {
         self.params_with(|moe| moe.top_k)
     }
 
-    /// Columns that the scores and the values of attention have together, halved.
+    /// Columns that the scores and the values of attention have together, halved. Where keys are chosen, scores and values
+    /// are those of what is compressed, with one key for all heads (DeepSeek-V3.2-Exp, appendix A: its MQA mode).
     fn attention_cols(&self) -> f64 {
         match &self.mla {
             None => self.q_cols() as f64,
+            Some(mla) if self.indexer.is_some() => (self.heads * (2 * mla.kv_lora + mla.rope_dim)) as f64 / 2.0,
             Some(mla) => (self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)) as f64 / 2.0,
         }
     }
@@ -360,10 +367,11 @@ impl LlmSpec {
     /// Twice the keys that a token sees on average, added up over the layers that have attention: s + 1 in each, or less
     /// in a window.
     fn twice_seen(&self, seq_len: u64) -> f64 {
-        let of = |window: Option<u64>| {
-            let (s, w) = (seq_len as f64, window.unwrap_or(seq_len).min(seq_len) as f64);
-            if w == s { s + 1.0 } else { (w * (w + 1.0) + 2.0 * (s - w) * w) / s }
-        };
+        let of = |window: Option<u64>| twice_seen(window, seq_len);
+        // A query sees as many keys of those that are chosen as of a window of so many.
+        if let Some(indexer) = self.indexer {
+            return self.count(Mixer::Attention) as f64 * of(Some(indexer.top_k));
+        }
         match self.windowed.is_empty() {
             true => self.count(Mixer::Attention) as f64 * of(self.window),
             false => (0..self.layers).map(|layer| of(self.window_of(layer))).sum(),
@@ -378,7 +386,9 @@ impl LlmSpec {
         let matmul = self.layers_matmul(|moe| moe.top_k) + self.vocab * self.hidden;
         let attention = 6.0 * self.attention_cols() * self.twice_seen(seq_len);
         let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
-        6.0 * matmul as f64 + attention + scan as f64 + self.mtp_flops_per_token(seq_len)
+        let indexers = self.count(Mixer::Attention) * self.indexer_matmul();
+        let main = 6.0 * (matmul - indexers) as f64 + attention + scan as f64;
+        main + self.indexer_flops_per_token(seq_len) + self.mtp_flops_per_token(seq_len)
     }
 
     /// Of these, those of the experts that a token chooses, in its layers and in modules of multi-token prediction.
@@ -456,6 +466,8 @@ mod tests {
             ("qwen3-30b-a3b", 30.5, 1),
             ("qwen3-235b-a22b", 235.1, 1),
             ("deepseek-v3", 671.0, 1),
+            // The indexers of its layers, beside V3's.
+            ("deepseek-v3.2", 671.9, 1),
             ("yuan2-2b", 2.1, 1),
             ("yuan2-51b", 51.9, 1),
             ("yuan2-102b", 102.6, 1),

@@ -7,6 +7,7 @@
 use super::allgather_kv::{self, GatherKv};
 use super::fpdt::{self, Chunked};
 use super::ring::{self, Ring};
+use super::sparse::{self, Index, Sparse};
 use super::step::Engines;
 use super::ulysses::{self, Ulysses};
 use super::unfused::{self, Probs, Unfused};
@@ -143,12 +144,18 @@ pub struct Saved {
     pub kv_last: Option<Buf>,
     /// Of unfused ones, unless they are computed again.
     pub probs: Option<Probs>,
+    /// Where keys are chosen.
+    pub index: Option<Index>,
 }
 
 impl Saved {
     /// What fused kernels write beside the output.
     pub fn lse(&self) -> Buf {
         self.lse.expect("fused attention keeps log-sum-exps")
+    }
+
+    pub fn index(&self) -> Index {
+        self.index.expect("chosen keys have an indexer")
     }
 }
 
@@ -163,6 +170,8 @@ pub enum Core {
     GatherKv(GatherKv),
     /// They come from the host's memory, chunk by chunk.
     Chunked(Chunked),
+    /// They are chosen.
+    Sparse(Sparse),
 }
 
 /// Buffers that every layer of a rank reuses.
@@ -172,6 +181,14 @@ pub enum Scratch {
     Ring(ring::Scratch),
     GatherKv(allgather_kv::Scratch),
     Chunked(fpdt::Scratch),
+    Sparse(sparse::Scratch),
+}
+
+impl Scratch {
+    /// Gradients of index queries, keys and weights, behind the backward pass.
+    pub fn d_index(&self) -> Option<[Buf; 3]> {
+        if let Scratch::Sparse(s) = self { Some(s.d_index) } else { None }
+    }
 }
 
 impl Core {
@@ -182,7 +199,18 @@ impl Core {
             Core::Ring(c) => &c.shape,
             Core::GatherKv(c) => &c.shape,
             Core::Chunked(c) => &c.shape,
+            Core::Sparse(c) => &c.shape,
         }
+    }
+
+    /// Elements of a token's keys and values.
+    pub fn kv_row(&self) -> u64 {
+        if let Core::Sparse(c) = self { c.kv_row() } else { self.shape().kv_row() }
+    }
+
+    /// Room for what an indexer is given and makes, where there is one; `declare` is told name, rows, elements of a row and dtype.
+    pub fn index(&self, declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> Option<Index> {
+        if let Core::Sparse(c) = self { Some(c.index(declare)) } else { None }
     }
 
     /// Whether the backward pass begins with the KV that the forward pass received last.
@@ -216,6 +244,7 @@ impl Core {
             Core::Ring(c) => Scratch::Ring(c.scratch(b)),
             Core::GatherKv(c) => Scratch::GatherKv(c.scratch(b)),
             Core::Chunked(c) => Scratch::Chunked(c.scratch(b)),
+            Core::Sparse(c) => Scratch::Sparse(c.scratch(b)),
         }
     }
 
@@ -227,6 +256,7 @@ impl Core {
             (Core::Unfused(c), Scratch::Unfused(s)) => c.forward(b, s, io),
             (Core::Ring(c), Scratch::Ring(s)) => c.forward(b, s, io),
             (Core::GatherKv(c), Scratch::GatherKv(s)) => c.forward(b, s, io),
+            (Core::Sparse(c), Scratch::Sparse(s)) => c.forward(b, s, io, again),
             _ => unreachable!("scratch is made by the same core"),
         }
     }
@@ -238,6 +268,7 @@ impl Core {
             (Core::Unfused(c), Scratch::Unfused(s)) => c.backward(b, s, io, d_o),
             (Core::Ring(c), Scratch::Ring(s)) => c.backward(b, s, io, d_o),
             (Core::GatherKv(c), Scratch::GatherKv(s)) => c.backward(b, s, io, d_o),
+            (Core::Sparse(c), Scratch::Sparse(s)) => c.backward(b, s, io, d_o),
             _ => unreachable!("scratch is made by the same core"),
         }
     }

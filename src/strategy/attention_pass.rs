@@ -71,6 +71,7 @@ impl Io {
             lse,
             kv_last,
             probs,
+            index: None,
         };
         Io { q, kv, o, d_o, saved, grads: None }
     }

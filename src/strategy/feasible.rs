@@ -2,6 +2,7 @@
 
 mod experts;
 mod sizes;
+mod sparse;
 mod stages;
 mod words;
 
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
 use sizes::{batch, documents, heads, sequence, tensor};
+use sparse::sparse;
 use stages::pipeline;
 use words::{experts_again, fewer_bits, muon, offload, options, options_of_attention, slopes};
 
@@ -29,6 +31,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     muon(par)?;
     experts_again(model, par)?;
     latent(model, par)?;
+    sparse(model, work, par)?;
     slopes(model, par)?;
     hybrid(model, work, par)?;
     mtp(model, par)?;

@@ -27,6 +27,7 @@ pub mod ring_merge;
 pub mod ring_reverse;
 mod sharded;
 mod sizes;
+mod sparse;
 mod stages;
 pub mod step;
 pub mod tensor;

@@ -252,6 +252,11 @@ pub(super) fn takes(plan: &Plan) -> Result<()> {
         let why = "options: no kernels of Muon run on GPUs yet; leave muon out, or run it --on cpu";
         return Err(Error::device("cuda", why));
     }
+    if plan.kernels().any(|kernel| matches!(kernel, Kernel::Sparse(_))) {
+        let why = "model: no kernels of sparse attention run on GPUs yet; use a model that sees all keys (deepseek-v3 for \
+                   deepseek-v3.2), or run it --on cpu";
+        return Err(Error::device("cuda", why));
+    }
     let inputs = plan.feed.tokens();
     let compute = inputs.map_or(Dtype::Bf16, |inputs| plan.tensors[inputs.hidden as usize].dtype);
     if compute != Dtype::Bf16 {

@@ -21,6 +21,7 @@ pub(in crate::exec) mod reorder;
 mod rope;
 mod scalar;
 mod shapes;
+mod sparse;
 pub(in crate::exec) mod ssm;
 #[cfg(test)]
 mod testing;
@@ -33,6 +34,7 @@ pub use scalar::Scalar;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
 use crate::plan::kernel::SsmOp;
 use crate::plan::muon::MuonKernel;
+use crate::plan::sparse::{HeadProduct, Product, SparseKernel};
 use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Segs, Side, dropout};
 use crate::spec::{Documents, Turning};
 
@@ -100,6 +102,7 @@ pub fn run<T: Scalar>(
         | Kernel::CrossEntropy { .. } => call.vocabulary(writes),
         Kernel::Ssm(kernel) => ssm::run(kernel, views, rank, reads, writes),
         Kernel::Muon(kernel) => muon::run(kernel, (views, rank, step), reads, writes),
+        Kernel::Sparse(kernel) => sparse::run(kernel, views, rank, reads, writes),
         Kernel::Permute(_) | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => call.rows(writes),
         // Ops run where they stand: what this waits for is over.
         Kernel::Wait { .. } => {}
@@ -442,6 +445,8 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
         Kernel::Muon(MuonKernel::Momentum { .. }) => &[(1, 0)],
+        Kernel::Sparse(SparseKernel::Turn { .. }) => &[(0, 0)],
+        Kernel::Sparse(SparseKernel::Product(HeadProduct { product: Product::Dw, .. })) => &[(2, 0)],
         Kernel::Muon(MuonKernel::Update { part, .. }) if part.others > 0 => &[(2, 0), (3, 1), (4, 2)],
         Kernel::Muon(MuonKernel::Update { .. }) => &[(2, 0), (3, 1)],
         _ => &[],

@@ -27,6 +27,7 @@ const CFG: &DenseConfig = &DenseConfig {
     window: None,
     documents: Vec::new(),
     mla: None,
+    indexer: None,
     experts: None,
     dense_layers: 0,
     every: 0,

@@ -3,7 +3,7 @@
 use super::config::DenseConfig;
 use super::math::{Mat, softmax, softmax_backward};
 use crate::plan::dropout;
-use ndarray::{ArrayView2, s};
+use ndarray::{Array2, ArrayView2, s};
 
 /// Kept for its backward pass.
 pub struct Attention {
@@ -20,7 +20,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    pub fn new(cfg: &DenseConfig, layer: usize, [q, k, v]: [Mat; 3]) -> Attention {
+    /// `chosen`: whether a query sees a key, where not all that the mask leaves.
+    pub fn new(cfg: &DenseConfig, layer: usize, [q, k, v]: [Mat; 3], chosen: Option<&Array2<bool>>) -> Attention {
         let len = q.nrows();
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
         for head in 0..cfg.heads {
@@ -29,6 +30,9 @@ impl Attention {
             if cfg.blocks.alibi {
                 let slope = slopes(cfg.heads)[head];
                 scores.columns_mut().into_iter().enumerate().for_each(|(j, mut key)| key += slope * j as f64);
+            }
+            if let Some(chosen) = chosen {
+                scores.zip_mut_with(chosen, |score, chosen| *score = if *chosen { *score } else { f64::NEG_INFINITY });
             }
             let probs = masked_softmax(cfg, layer, scores);
             let drop = attention_dropout(cfg, head, len);
@@ -48,6 +52,12 @@ impl Attention {
             self.k.slice(s![.., kv_head * d..(kv_head + 1) * d]),
             self.v.slice(s![.., kv_head * v..(kv_head + 1) * v]),
         )
+    }
+
+    /// The probabilities, in the mean over heads.
+    pub fn mean_probs(&self) -> Mat {
+        let sum = self.p.iter().fold(Mat::zeros(self.p[0].raw_dim()), |sum, p| sum + p);
+        sum / self.p.len() as f64
     }
 
     /// The gradients of q, k and v.

@@ -1,7 +1,7 @@
 //! What the oracle is told of a model, and the names and shapes of its parameters.
 
 use super::muon::Piece;
-use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions, RopeScaling, Turning};
+use crate::spec::{Gate, IndexerSpec, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions, RopeScaling, Turning};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ pub struct DenseConfig {
     /// Lengths of the documents of a sequence; none: it is one.
     pub documents: Vec<usize>,
     pub mla: Option<Mla>,
+    /// Keys of latent attention are chosen.
+    pub indexer: Option<IndexerSpec>,
     pub experts: Option<Experts>,
     /// The first so many layers have a dense network where the others have experts.
     pub dense_layers: usize,
@@ -178,6 +180,7 @@ impl From<&LlmSpec> for DenseConfig {
             windowed: m.windowed.clone(),
             documents: vec![],
             mla: m.mla.map(Mla::from),
+            indexer: m.indexer,
             pattern: m.pattern.iter().chain(ahead.iter().flatten()).copied().collect(),
             mamba: m.mamba,
             mtp: m.mtp.as_ref().map_or(Mtp::default(), |mtp| Mtp {
@@ -353,6 +356,11 @@ impl DenseConfig {
             Some(ql) => all.extend([(Q_DOWN, ql, h), (Q_LATENT_NORM, 1, ql), (Q_UP, a * (mla.nope + mla.rope), ql)]),
             None => all.push((Q_DIRECT, a * (mla.nope + mla.rope), h)),
         }
+        if let (Some(indexer), Some(ql)) = (&self.indexer, mla.q_lora) {
+            let (heads, d) = (indexer.heads as usize, indexer.head_dim as usize);
+            let norm = [(INDEX_K_NORM, 1, d), (INDEX_K_BIAS, 1, d)];
+            all.extend([(INDEX_Q, heads * d, ql), (INDEX_K, d, h), (INDEX_HEADS, heads, h)].into_iter().chain(norm));
+        }
         all
     }
 
@@ -414,6 +422,11 @@ pub const KV_DOWN: &str = "self_attn.kv_a_proj_with_mqa.weight";
 pub const KV_NORM: &str = "self_attn.kv_a_layernorm.weight";
 pub const KV_UP: &str = "self_attn.kv_b_proj.weight";
 pub const OUT: &str = "self_attn.o_proj.weight";
+pub const INDEX_Q: &str = "self_attn.indexer.wq_b.weight";
+pub const INDEX_K: &str = "self_attn.indexer.wk.weight";
+pub const INDEX_K_NORM: &str = "self_attn.indexer.k_norm.weight";
+pub const INDEX_K_BIAS: &str = "self_attn.indexer.k_norm.bias";
+pub const INDEX_HEADS: &str = "self_attn.indexer.weights_proj.weight";
 pub const POST_NORM: &str = "post_attention_layernorm.weight";
 pub const UP: &str = "mlp.up_proj.weight";
 pub const POSITIONS: &str = "model.embed_positions.weight";

@@ -14,6 +14,14 @@ pub struct Latent {
     kv: [Mat; 2],
 }
 
+impl Latent {
+    /// Compressed queries, behind their norm.
+    pub fn queries(&self) -> &Mat {
+        let [_, normed] = self.q.as_ref().expect("index queries are made of compressed ones");
+        normed
+    }
+}
+
 /// Even elements, then odd ones, rotated as halves by the position of each row.
 fn turned(cfg: &DenseConfig, x: &Mat) -> Mat {
     let (half, turning) = (x.ncols() / 2, cfg.turning(x.ncols(), x.nrows()));

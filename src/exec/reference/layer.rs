@@ -3,6 +3,7 @@
 use super::Tensors;
 use super::attention::{Attention, rotate};
 use super::config::*;
+use super::indexer::Index;
 use super::latent::Latent;
 use super::math::{Mat, centred, gelu, gelu_slope, rms_norm, rms_norm_backward, softmax, swiglu, swiglu_backward};
 use super::mixers as alone;
@@ -14,6 +15,8 @@ pub struct Model<'w> {
     pub weights: &'w Tensors,
     pub grads: Tensors,
     pub loss: f64,
+    /// Of the scores of all indexers from what attention made of the keys that they chose, a mean over tokens.
+    pub divergence: f64,
     /// Tokens of the whole batch, over which the loss is a mean.
     pub count: f64,
 }
@@ -27,6 +30,7 @@ pub struct Saved {
     n1: Mat,
     n2: Mat,
     projection: Projection,
+    index: Option<Index>,
     attn: Attention,
     network: Network,
 }
@@ -164,7 +168,11 @@ impl Model<'_> {
                 (Projection::Fused(qkv), self.apart(&turned))
             }
         };
-        let attn = Attention::new(self.cfg, i, heads);
+        let index = match (&self.cfg.indexer, &projection) {
+            (Some(of), Projection::Latent(latent)) => Some(self.index(i, of, &n1, latent.queries())),
+            _ => None,
+        };
+        let attn = Attention::new(self.cfg, i, heads, index.as_ref().map(|index| &index.chosen));
         let branch = self.linear(&layer(i, OUT), &attn.o);
         let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &self.dropped(0, &branch) };
         let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);
@@ -180,7 +188,7 @@ impl Model<'_> {
             true => &x + &self.dropped(0, &(branch + out)),
             false => &x_mid + &self.dropped(1, &out),
         };
-        (y, Saved { x, x_mid, n1, n2, projection, attn, network })
+        (y, Saved { x, x_mid, n1, n2, projection, index, attn, network })
     }
 
     fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
@@ -203,6 +211,10 @@ impl Model<'_> {
         let d_branch = self.dropped(0, if parallel { &dy } else { &dx_mid });
         let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &d_branch);
         let d_heads = saved.attn.backward(self.cfg, &d_o);
+        if let (Some(of), Some(index), Projection::Latent(latent)) = (self.cfg.indexer, &saved.index, &saved.projection)
+        {
+            self.index_backward(i, &of, [&saved.n1, latent.queries()], index, &saved.attn.mean_probs());
+        }
         let dn1 = match (&saved.projection, self.cfg.mla) {
             (Projection::Latent(latent), Some(mla)) => self.latent_backward(i, &mla, &saved.n1, latent, d_heads),
             (Projection::Fused(qkv), _) => {

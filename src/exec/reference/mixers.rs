@@ -37,7 +37,7 @@ impl Model<'_> {
             Mixer::Attention => {
                 let mut qkv = self.linear(&layer(i, QKV), &normed);
                 rotate(self.cfg, &mut qkv, 1.0);
-                let attn = Attention::new(self.cfg, i, self.apart(&qkv));
+                let attn = Attention::new(self.cfg, i, self.apart(&qkv), None);
                 (self.linear(&layer(i, OUT), &attn.o), Of::Attention(Box::new(attn)))
             }
             Mixer::Mlp => {

@@ -9,6 +9,7 @@ mod attention;
 mod config;
 mod experts;
 mod fp8;
+mod indexer;
 mod latent;
 mod layer;
 mod mamba;
@@ -31,6 +32,8 @@ use std::collections::BTreeMap;
 pub struct StepResult {
     /// Mean over all tokens of the batch.
     pub loss: f64,
+    /// What indexers learn by beside the loss: the divergence of their scores, a mean over tokens, of all layers together.
+    pub divergence: f64,
     /// Per sequence, [s, h]: what the last layer hands to the final norm.
     pub hidden: Vec<Vec<f64>>,
     pub grads: BTreeMap<String, Vec<f64>>,
@@ -83,7 +86,7 @@ pub fn route(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>, tokens: &[V
         let (name, bias) = load(params, name.clone(), (1, values.len()));
         weights.insert(name, bias);
     }
-    let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, count: 1.0 };
+    let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, divergence: 0.0, count: 1.0 };
     let mut layers = vec![vec![]; cfg.experts_before(cfg.layers)];
     for (number, tokens) in tokens.iter().enumerate() {
         for (layer, choices) in layers.iter_mut().zip(model.route(number, tokens)) {
@@ -107,16 +110,16 @@ pub fn step(
     let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
     let grads = weights.iter().map(|(name, w)| (name.clone(), Array2::zeros(w.raw_dim()))).collect();
     let count = tokens.iter().map(Vec::len).sum::<usize>() as f64;
-    let mut model = Model { cfg, weights: &weights, grads, loss: 0.0, count };
+    let mut model = Model { cfg, weights: &weights, grads, loss: 0.0, divergence: 0.0, count };
     let numbered = tokens.iter().zip(targets).enumerate();
     let hidden = numbered.map(|(i, (t, y))| model.sequence(i, t, y).into_raw_vec_and_offset().0).collect();
-    let loss = model.loss;
+    let (loss, divergence) = (model.loss, model.divergence);
     let grads: BTreeMap<_, _> = model.grads.into_iter().map(|(n, g)| (n, g.into_raw_vec_and_offset().0)).collect();
     let first = |(name, g): (&String, &Vec<f64>)| {
         (name.clone(), updated(cfg, name, &params[name], g, &mut Moments::default(), 1, adam))
     };
     let new_params = grads.iter().map(first).collect();
-    StepResult { loss, hidden, grads, new_params }
+    StepResult { loss, divergence, hidden, grads, new_params }
 }
 
 type Tensors = BTreeMap<String, Mat>;

@@ -2,7 +2,7 @@
 
 use super::config::*;
 use super::*;
-use crate::spec::{Gate, MambaSpec, Mixer, Score};
+use crate::spec::{Gate, IndexerSpec, MambaSpec, Mixer, Score};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -27,6 +27,7 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         window: None,
         documents: vec![],
         mla: None,
+        indexer: None,
         experts: None,
         dense_layers: 0,
         every: 0,
@@ -66,7 +67,9 @@ fn check_gradients_by(cfg: &DenseConfig, by: f64) {
         let loss = |by: f64| {
             let mut moved = params.clone();
             moved.get_mut(name).unwrap()[i] += by;
-            run(cfg, &moved).loss
+            let moved = run(cfg, &moved);
+            // An indexer learns by the divergence of its scores, and nothing else does.
+            if name.contains(".indexer.") { moved.divergence } else { moved.loss }
         };
         let slope = (loss(by) - loss(-by)) / (2.0 * by);
         let grad = result.grads[name][i];
@@ -113,6 +116,19 @@ fn gradients_equal_finite_differences_with_latent_attention() {
     for q_lora in [Some(5), None] {
         let mla = Some(Mla { q_lora, kv_lora: 3, rope: 4, nope: 3, v: 2 });
         check_gradients(&DenseConfig { mla, head_dim: 7, documents: vec![2, 3], ..tiny(4, false) });
+    }
+}
+
+/// Three keys of a query at most, in both orders of what turns.
+#[test]
+fn gradients_equal_finite_differences_with_chosen_keys() {
+    for interleaved in [false, true] {
+        let mla = Some(Mla { q_lora: Some(5), kv_lora: 3, rope: 4, nope: 3, v: 2 });
+        let indexer = Some(IndexerSpec { heads: 2, head_dim: 6, top_k: 3, interleaved });
+        let cfg = DenseConfig { mla, indexer, head_dim: 7, ..tiny(4, false) };
+        check_gradients_by(&cfg, 1e-6);
+        let (all, few) = (DenseConfig { indexer: None, ..cfg.clone() }, run(&cfg, &random_params(&cfg)));
+        assert!(few.divergence > 0.0 && few.loss != run(&all, &random_params(&cfg)).loss);
     }
 }
 

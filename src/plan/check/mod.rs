@@ -213,6 +213,10 @@ fn positions(plan: &Plan) -> Result<()> {
             }
             Kernel::Reorder { segs, .. } => vec![segs],
             Kernel::Unfused { block, .. } => vec![&block.q, &block.kv],
+            Kernel::Sparse(kernel) if kernel.mask().is_some_and(|block| !block.kv.order.is_empty()) => {
+                return Err(Error::plan(format!("{body}/{}: chosen keys are those of the whole sequence", op.label)));
+            }
+            Kernel::Sparse(kernel) if kernel.mask().is_none() => kernel.segs().into_iter().collect(),
             _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
         };
         own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;

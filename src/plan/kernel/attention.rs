@@ -1,6 +1,6 @@
 //! Blocks of attention: their sizes, their work and their operands.
 
-use super::{Kernel, Operands, Work, WorkClass};
+use super::{Kernel, Operands, Pairs, Work, WorkClass};
 use crate::plan::mesh::{Axis, Mesh};
 use crate::plan::segs::Segs;
 use crate::plan::visible::{self, BlockShape, LiveRows, block_shape};
@@ -96,8 +96,10 @@ impl Kernel {
             // Curves are those of values as wide as keys: of the width between.
             head_dim: d.midpoint(v),
             backward,
+            pairs: Pairs::Masked,
         };
         match self {
+            Kernel::Sparse(kernel) => kernel.masked_work(shape, reads, writes),
             Kernel::Attention(_) => Work {
                 flops: product(d + v),
                 bytes: q(reads[0]) + kv(reads[1]) + q(writes[0]) + q(writes[1]),
@@ -146,10 +148,11 @@ impl Kernel {
 
 /// Whether kernels of a name are attention itself, beside sums of their own or onto those of others.
 pub fn is_attention(kernel: &str) -> bool {
-    is_attention_forward(kernel) || ["attention_bwd", "attention_bwd_onto"].contains(&kernel)
+    let backward = ["attention_bwd", "attention_bwd_onto", "sparse_attention_bwd", "lightning_index_bwd"];
+    is_attention_forward(kernel) || backward.contains(&kernel)
 }
 
 /// Of the forward pass.
 pub fn is_attention_forward(kernel: &str) -> bool {
-    ["attention", "attention_onto"].contains(&kernel)
+    ["attention", "attention_onto", "sparse_attention", "lightning_index"].contains(&kernel)
 }

@@ -25,6 +25,7 @@ use super::mesh::{Axis, Group, Mesh};
 use super::muon::MuonKernel;
 use super::segs::Segs;
 use super::share::Share;
+use super::sparse::SparseKernel;
 use super::unfused::ScoreStep;
 use crate::spec::{Documents, RopeScaling};
 use serde::{Deserialize, Serialize};
@@ -262,6 +263,8 @@ pub enum Kernel {
     },
     /// One of the optimizer Muon.
     Muon(MuonKernel),
+    /// One of latent attention that sees chosen keys.
+    Sparse(SparseKernel),
     /// One whose rows a route counts.
     Expert(ExpertKernel),
 }
@@ -296,6 +299,7 @@ pub enum WorkClass {
         batch_heads: u64,
         head_dim: u64,
         backward: bool,
+        pairs: Pairs,
     },
     /// Small products on their way through memory: bytes, or FLOPs at the rate of a product if those take longer.
     Scan {
@@ -303,6 +307,17 @@ pub enum WorkClass {
         states: u64,
     },
     Memory,
+}
+
+/// Which pairs of queries and keys a kernel of attention goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pairs {
+    /// Those that a mask leaves.
+    Masked,
+    /// Those that were chosen, one by one.
+    Chosen,
+    /// Those that a mask leaves, to score them and choose, in FP8 or not; `moved` are the bytes of scores on their way.
+    Scored { fp8: bool, moved: u64 },
 }
 
 /// What a kernel has to do on one rank.
@@ -321,6 +336,7 @@ impl Kernel {
             Kernel::AttentionOnto(b) | Kernel::AttentionBwdOnto(b, _) => Some(b),
             Kernel::AddLse(b) | Kernel::AddWeighted(b) => Some(b),
             Kernel::Add { trim: Some((b, _)), .. } => Some(b),
+            Kernel::Sparse(kernel) => kernel.mask(),
             _ => None,
         }
     }
@@ -374,6 +390,7 @@ impl Kernel {
             Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
             Kernel::Muon(ref kernel) => Some(kernel.work(reads, writes)),
+            Kernel::Sparse(ref kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so does what q and k were: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
             // Of frozen weights there is no gradient, to read or to write.

@@ -51,6 +51,7 @@ impl Kernel {
             Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
             Kernel::Muon(kernel) => kernel.name(),
+            Kernel::Sparse(kernel) => kernel.name(),
             Kernel::Expert(kernel) => kernel.name(),
         }
     }
@@ -62,6 +63,7 @@ impl Kernel {
             Kernel::MatMul { b_t, .. } => *b_t,
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
             Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
+            Kernel::Sparse(kernel) => kernel.is_forward(),
             other => !other.curve().contains("bwd"),
         }
     }
@@ -112,6 +114,7 @@ impl Kernel {
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
             Kernel::Expert(kernel) => kernel.curve(),
             Kernel::Muon(kernel) => kernel.curve(),
+            Kernel::Sparse(kernel) => kernel.curve(),
             Kernel::Unfused { block, step } => step.curve(block),
             other => other.name(),
         }
@@ -128,5 +131,5 @@ impl Kernel {
 
 /// Whether kernels of a name are products of matrices, those of experts and of the optimizer too.
 pub fn is_product(kernel: &str) -> bool {
-    ["matmul", "grouped_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
+    ["matmul", "grouped_matmul", "head_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
 }

@@ -85,6 +85,7 @@ impl Kernel {
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
             Kernel::Muon(kernel) => kernel.operands(),
+            Kernel::Sparse(kernel) => kernel.operands(views),
             Kernel::Expert(kernel) => kernel.operands(),
         }
     }

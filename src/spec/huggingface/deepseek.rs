@@ -1,9 +1,10 @@
 //! DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437) and what is of their make: latent attention, dense layers first,
-//! shared experts, groups of experts, modules of multi-token prediction. Kimi K2 has their fields.
+//! shared experts, groups of experts, modules of multi-token prediction. Kimi K2 has their fields. V3.2 and GLM-5 choose the keys
+//! that attention sees.
 
 use super::{Config, llama_like};
 use crate::error::Result;
-use crate::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Score};
+use crate::spec::{Gate, IndexerSpec, LlmSpec, MlaSpec, MoeSpec, Score};
 
 /// V2 chooses by softmax, and keeps its scores as they are.
 pub fn v2(config: &Config) -> Result<LlmSpec> {
@@ -13,6 +14,35 @@ pub fn v2(config: &Config) -> Result<LlmSpec> {
 
 pub fn v3(config: &Config) -> Result<LlmSpec> {
     read(config, Gate { score: Score::Sigmoid, normalise: true, scale: 2.5 })
+}
+
+/// V3.2 adds an indexer to V3 (DeepSeek-V3.2-Exp). It turns halves, as its authors' code does since November 2025.
+pub fn v32(config: &Config) -> Result<LlmSpec> {
+    indexed(config, false)
+}
+
+/// GLM-5 has V3.2's layers, and its indexer turns neighbours (transformers' `GlmMoeDsaIndexer`).
+pub fn glm(config: &Config) -> Result<LlmSpec> {
+    indexed(config, true)
+}
+
+fn indexed(config: &Config, interleaved: bool) -> Result<LlmSpec> {
+    let model = v3(config)?;
+    let Some(mla) = model.mla.filter(|mla| mla.q_lora.is_some()) else {
+        let why = "is missing, but index queries are made of compressed ones; state it";
+        return Err(config.wrong("q_lora_rank", why));
+    };
+    let indexer = IndexerSpec {
+        heads: config.count("index_n_heads")?,
+        head_dim: config.count("index_head_dim")?,
+        top_k: config.count("index_topk")?,
+        interleaved: config.flag_or("indexer_rope_interleave", interleaved)?,
+    };
+    if indexer.head_dim < mla.rope_dim {
+        let why = format!("{} is less than the {} of qk_rope_head_dim that turn", indexer.head_dim, mla.rope_dim);
+        return Err(config.wrong("index_head_dim", why + "; use as many or more"));
+    }
+    Ok(LlmSpec { indexer: Some(indexer), ..model })
 }
 
 /// `default` is what a router does where nothing is said.

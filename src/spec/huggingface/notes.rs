@@ -131,9 +131,14 @@ pub fn add(whole: &Config, config: &Config, spec: &mut LlmSpec) {
     if !capped.is_empty() {
         spec.notes.push(format!("{}: caps on scores take no time here", capped.join(" and ")));
     }
-    if config.json.get("index_topk").is_some_and(says) {
+    if spec.indexer.is_none() && config.json.get("index_topk").is_some_and(says) {
         let what =
             "index_topk: each token sees all keys here, not those that an indexer chooses; the indexer is left out";
+        spec.notes.push(what.into());
+    }
+    if spec.indexer.is_some() && shares_choices(config) {
+        let what = "index_topk_freq, index_topk_pattern or indexer_types: layers that see what another's indexer chose have \
+                    an indexer of their own here";
         spec.notes.push(what.into());
     }
     if spec.mtp.is_none() && config.json.get("num_nextn_predict_layers").is_some_and(says) && spec.pattern.is_empty() {
@@ -144,13 +149,22 @@ pub fn add(whole: &Config, config: &Config, spec: &mut LlmSpec) {
         spec.notes.push("attention_bias true: biases of attention are left out for this model type".into());
     }
     spec.notes.extend(window_left_out(config, spec));
-    let said = ["quantization_config", "index_topk", "num_nextn_predict_layers", "attention_bias"];
+    let said = ["quantization_config", "index_topk", "indexer_types", "num_nextn_predict_layers", "attention_bias"];
     let said: Vec<&str> = said.into_iter().chain(caps).chain(WINDOW).collect();
     let unread = unread(config, &said);
     if !unread.is_empty() {
         let names = unread.join(", ");
         spec.notes.push(format!("fields that are not read, whatever they change: {names}"));
     }
+}
+
+/// Whether some layers have no indexer and take what another chose.
+fn shares_choices(config: &Config) -> bool {
+    let field = |name: &str| config.json.get(name).filter(|value| says(value));
+    let shared = |types: &Value| types.as_array().is_some_and(|all| all.iter().any(|of| of.as_str() == Some("shared")));
+    field("index_topk_freq").and_then(Value::as_u64).is_some_and(|every| every > 1)
+        || field("index_topk_pattern").is_some()
+        || field("indexer_types").is_some_and(shared)
 }
 
 /// Fields that state a window, and whether there is one.

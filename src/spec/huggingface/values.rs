@@ -6,8 +6,19 @@ use super::notes::says;
 use serde_json::Value;
 
 /// Model types whose layers are computed to the last term, so that weights from elsewhere make their model.
-pub const COMPUTED: &[&str] =
-    &["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2", "gpt2"];
+pub const COMPUTED: &[&str] = &[
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "kimi_k2",
+    "gpt2",
+];
 
 /// Factors, of which 1 changes nothing, and other fields that change values of one model type or another.
 const CHANGES: &[&str] = &[

@@ -55,10 +55,15 @@ impl Layer {
             back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
             let input = (keep.normed1(), s.input);
             if latent.again {
-                latent.forward_again(b, ls, w, input, saved, [keep.attn().q, keep.attn().kv]);
+                let attn = keep.attn();
+                latent.forward_again(b, ls, w, input, saved, [attn.q, attn.kv], attn.index);
             }
-            let (dq, dkv) = self.core_backward(b, s, keep);
+            let d_o = latent.values_backward(b, ls, [w, g], keep.attn().o, s.heads().d_o);
+            let (dq, dkv) = self.core_backward(b, s, keep, d_o);
             latent.backward(b, ls, [w, g], input, saved, [dq, dkv], (s.d_normed, back.sums));
+            if let Some(d_index) = s.heads().attn.d_index() {
+                latent.index_backward(b, ls, [w, g], keep.normed1(), saved, d_index);
+            }
             return back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
         }
         let last = back.attention(b, d_output);
@@ -70,24 +75,24 @@ impl Layer {
     }
 
     /// dq and dkv of my tokens from d_o.
-    fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> (Buf, Buf) {
+    fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved, d_o: Buf) -> (Buf, Buf) {
         if self.attends_again {
             // Into what is kept: a checkpoint around a fused kernel saves no memory but the output's, which others need.
             self.core.forward(b, &s.heads().attn, keep.attn(), true);
         }
         match (&self.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => {
-                let d_o = ulysses.scatter_do(b, us, s.heads().d_o);
+                let d_o = ulysses.scatter_do(b, us, d_o);
                 let grads = self.core.backward(b, &s.heads().attn, keep.attn(), d_o);
                 ulysses.gather_dqkv(b, us, grads)
             }
-            _ => self.core.backward(b, &s.heads().attn, keep.attn(), s.heads().d_o),
+            _ => self.core.backward(b, &s.heads().attn, keep.attn(), d_o),
         }
     }
 
     /// d_qkv from d_o; returns the last op.
     fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
-        let (dq, dkv) = self.core_backward(b, s, keep);
+        let (dq, dkv) = self.core_backward(b, s, keep, s.heads().d_o);
         b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv])
     }
 

@@ -2,6 +2,7 @@
 
 use super::super::attention;
 use super::super::expert;
+use super::super::sparse::INDEX_Q;
 use super::super::ulysses;
 use super::super::unfused::Probs;
 use super::latent::MADE_AGAIN;
@@ -57,6 +58,8 @@ impl Saved {
                 all.extend([("q", &mut attn.q), ("kv", &mut attn.kv)]);
             }
             all.push(("attn_o", &mut attn.o));
+            let index = attn.index.iter_mut().flat_map(|index| index.bufs_mut());
+            all.extend(index.filter(|(name, _)| !(again && *name == INDEX_Q)));
             all.extend(self.normed1.as_mut().map(|normed| ("normed1", normed)));
             all.extend(attn.lse.as_mut().map(|lse| ("lse", lse)));
             all.extend(attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
@@ -197,6 +200,11 @@ impl Layer {
         (self.attends() || self.mamba.is_some()).then_some(())
     }
 
+    /// What attention leaves becomes values of heads in a product of its own.
+    fn values_apart(&self) -> bool {
+        self.latent.as_ref().is_some_and(|latent| latent.indexer.is_some())
+    }
+
     /// Declares what the backward pass keeps, `slots` of each: one a layer, or one in all when it is
     /// computed again. `attention`: the slots of what attention leaves, where that is kept all the same.
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32, attention: Option<u32>) -> Saved {
@@ -225,7 +233,8 @@ impl Layer {
             let (lse, probs) = self.core.keeps(&mut keep);
             attention::Saved {
                 q: keep("q", core.rows(), core.q_row(), dtype),
-                kv: keep("kv", core.rows(), core.kv_row(), dtype),
+                kv: keep("kv", core.rows(), self.core.kv_row(), dtype),
+                index: self.core.index(&mut keep),
                 kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
                 o: keep("attn_o", core.rows(), core.o_row(), dtype),
                 lse,
@@ -236,7 +245,8 @@ impl Layer {
             normed1: self.has_norm1().filter(|_| !self.norms_again).map(|()| keep("normed1", r, self.hidden, dtype)),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
-            o: (self.attends() && self.ulysses.is_some()).then(|| keep("o", n, self.o_row(), dtype)),
+            o: (self.attends() && (self.ulysses.is_some() || self.values_apart()))
+                .then(|| keep("o", n, self.o_row(), dtype)),
             mid: (!self.parallel && self.alone.is_none()).then(|| keep("mid", r, self.hidden, dtype)),
             stays: [(1, "stays1"), (2, "stays2")].map(|(branch, name)| {
                 let there = self.dropout > 0.0 && (branch == 1 || !(self.parallel || self.alone.is_some()));

@@ -241,6 +241,9 @@ impl Layer {
         let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &room.ulysses, keep.o) else {
             let input = self.qkv_forward(b, s, w, keep, [attn.q, attn.kv]);
             self.attend(b, s, keep, again);
+            if let (Some(latent), Some(o)) = (&self.latent, keep.o) {
+                latent.values(b, w, attn.o, o);
+            }
             return input;
         };
         let input = self.qkv_forward(b, s, w, keep, [room.q_local, room.kv_local]);
@@ -261,7 +264,7 @@ impl Layer {
     fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
         let rows = &self.rows;
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
-            latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to);
+            latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to, keep.attn().index);
             return keep.normed1();
         }
         let room = s.heads().qkv;

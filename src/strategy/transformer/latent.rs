@@ -12,9 +12,12 @@
 //! Legend: as in the layer; ql and kl the compressed widths, dn, dr and dv a head's elements that are not turned, that
 //! are, and of its value.
 
+use super::super::sparse::{INDEX_Q, Index};
 use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
+use super::indexer::{self, Indexer};
 use super::{Flats, linear, linear_dw, linear_dx, with};
+use crate::plan::sparse::{Half, HeadProduct, Product, SparseKernel, Turn};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
 use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, RopeScaling, Workload};
 
@@ -25,12 +28,14 @@ pub struct WeightRows {
     kv: [Rows; 2],
     q_up: Rows,
     kv_up: Rows,
+    indexer: Option<indexer::WeightRows>,
 }
 
 /// What every rank has of them, before what is cut.
 pub struct Whole {
     q: Option<[Rows; 2]>,
     kv: [Rows; 2],
+    indexer: Option<indexer::WeightRows>,
 }
 
 impl Whole {
@@ -41,11 +46,13 @@ impl Whole {
             [down, w.whole("self_attn.q_a_layernorm.weight", &[ql])]
         });
         let down = w.whole("self_attn.kv_a_proj_with_mqa.weight", &[mla.kv_lora + mla.rope_dim, h]);
-        Whole { q, kv: [down, w.whole("self_attn.kv_a_layernorm.weight", &[mla.kv_lora])] }
+        let kv = [down, w.whole("self_attn.kv_a_layernorm.weight", &[mla.kv_lora])];
+        let indexer = model.indexer.zip(mla.q_lora).map(|(of, ql)| indexer::WeightRows::new(w, model, &of, ql));
+        Whole { q, kv, indexer }
     }
 
     pub fn and_cut(self, w: &mut Weights, model: &LlmSpec, mla: &MlaSpec) -> WeightRows {
-        let (a, Whole { q, kv }) = (model.heads, self);
+        let (a, Whole { q, kv, indexer }) = (model.heads, self);
         let (name, from) = match mla.q_lora {
             Some(ql) => ("self_attn.q_b_proj.weight", ql),
             None => ("self_attn.q_proj.weight", model.hidden),
@@ -53,7 +60,8 @@ impl Whole {
         let cols = a * (mla.nope_dim + mla.rope_dim);
         let q_up = w.cut(name, &[cols, from], 0, &[cols]);
         let cols = a * (mla.nope_dim + mla.v_dim);
-        WeightRows { q, kv, q_up, kv_up: w.cut("self_attn.kv_b_proj.weight", &[cols, mla.kv_lora], 0, &[cols]) }
+        let kv_up = w.cut("self_attn.kv_b_proj.weight", &[cols, mla.kv_lora], 0, &[cols]);
+        WeightRows { q, kv, q_up, kv_up, indexer }
     }
 }
 
@@ -76,6 +84,8 @@ pub struct Latent {
     pub fp8: bool,
     /// What is made of the compressed rows is made again for the backward pass.
     pub again: bool,
+    /// Chooses keys: heads are absorbed then, the key of all being what is compressed.
+    pub indexer: Option<Indexer>,
 }
 
 /// Compressed rows, before their norm and behind it.
@@ -89,6 +99,9 @@ pub struct Squeezed {
 pub struct Saved {
     q: Option<Squeezed>,
     kv: Squeezed,
+    /// Queries of heads, turned, before they are absorbed; and what the indexer keeps.
+    heads: Option<Buf>,
+    index: Option<indexer::Saved>,
     /// What is behind the norms is not kept; nor are queries, keys and values.
     pub(super) again: bool,
 }
@@ -100,13 +113,15 @@ impl Saved {
         if let Some(q) = &mut self.q {
             all.extend([("q_down", &mut q.down), ("q_latent", &mut q.normed)]);
         }
+        all.extend(self.heads.as_mut().map(|heads| ("q_heads", heads)));
+        all.extend(self.index.as_mut().map(|index| index.buf_mut()));
         all.retain(|(name, _)| !(again && MADE_AGAIN.contains(name)));
         all
     }
 }
 
 /// What is made of the compressed rows, by the names of its tensors.
-pub(super) const MADE_AGAIN: [&str; 4] = ["q", "kv", "q_latent", "kv_latent"];
+pub(super) const MADE_AGAIN: [&str; 6] = ["q", "kv", "q_latent", "kv_latent", "q_heads", INDEX_Q];
 
 /// What goes up: the compressed queries, keys and values, and the turned part of the keys, or gradients of theirs.
 struct Three<T> {
@@ -128,6 +143,9 @@ pub struct Scratch {
     /// Rooms for all tokens' rows, and for sums of their gradients.
     rooms: Three<Option<Buf>>,
     sums: Three<Option<Buf>>,
+    /// The gradient of what attention leaves, compressed, and what the indexer works in.
+    d_values: Option<Buf>,
+    index: Option<indexer::Scratch>,
 }
 
 /// Room for the input of the layer, or for sums of its gradient, where a rank has a share of the rows.
@@ -144,6 +162,24 @@ impl Latent {
         [seq, share]: [u64; 2],
         segs: &Segs,
     ) -> Latent {
+        let tokens = work.micro_batch * seq;
+        let turn = Turn {
+            segs: segs.clone(),
+            documents: work.documents.clone(),
+            batch: work.micro_batch,
+            heads: 1,
+            before: 0,
+            rope: mla.rope_dim,
+            behind: 0,
+            theta: model.rope_theta,
+            scaling: model.rope_scaling.clone(),
+            interleaved: true,
+        };
+        let indexer = model.indexer.zip(rows.indexer).zip(mla.q_lora).map(|((spec, rows), q_lora)| {
+            let turn = Turn { behind: spec.head_dim - mla.rope_dim, interleaved: spec.interleaved, ..turn };
+            let (hidden, dtype, fp8) = (model.hidden, work.dtype, par.options.fp8);
+            Indexer { spec, rows, q_lora, hidden, tokens, turn, dtype, fp8 }
+        });
         Latent {
             mla,
             rows,
@@ -152,7 +188,7 @@ impl Latent {
             theta: model.rope_theta,
             scaling: model.rope_scaling.clone(),
             batch: work.micro_batch,
-            tokens: work.micro_batch * seq,
+            tokens,
             share,
             segs: segs.clone(),
             documents: work.documents.clone(),
@@ -160,6 +196,7 @@ impl Latent {
             tp,
             fp8: par.options.fp8,
             again: par.options.recompute_mla_up,
+            indexer,
         }
     }
 
@@ -184,6 +221,8 @@ impl Latent {
                 down: keep("kv_down", r, kl + self.mla.rope_dim, dtype),
                 normed: keep("kv_latent", r, kl, dtype),
             },
+            heads: self.indexer.as_ref().map(|_| keep("q_heads", self.tokens, self.ups()[0], dtype)),
+            index: self.indexer.as_ref().map(|indexer| indexer.saved(keep)),
             again: self.again,
         }
     }
@@ -197,6 +236,7 @@ impl Latent {
             k: self.tp.room(b, &format!("{name}_k_shared"), n, dr),
         };
         let (rooms, sums) = (rooms("tp"), rooms("tp_d"));
+        let index = self.indexer.as_ref().map(|indexer| indexer.scratch(b));
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], dtype, TensorKind::Workspace, 1);
         Scratch {
             q: work("q_up", n, q_up),
@@ -210,6 +250,8 @@ impl Latent {
                 k: work("d_k_shared", r, dr),
             },
             d_down: [q_lora.map(|ql| work("d_q_down", r, ql)), Some(work("d_kv_down", r, kl + dr))],
+            d_values: index.is_some().then(|| work("d_attn_o", n, self.heads * kl)),
+            index,
             rooms,
             sums,
         }
@@ -227,13 +269,103 @@ impl Latent {
     }
 
     /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input.
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        x: (Buf, Room),
+        keep: &Saved,
+        to: [Buf; 2],
+        index: Option<Index>,
+    ) {
         self.make(b, s, w, x, keep, to, false);
+        self.index(b, w, x.0, keep, index, false);
     }
 
     /// The same from what is compressed, for the backward pass.
-    pub fn forward_again(&self, b: &mut Builder, s: &Scratch, w: Flats, x: (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward_again(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        x: (Buf, Room),
+        keep: &Saved,
+        to: [Buf; 2],
+        index: Option<Index>,
+    ) {
         self.make(b, s, w, x, keep, to, true);
+        self.index(b, w, x.0, keep, index, true);
+    }
+
+    /// What the indexer is given, where there is one.
+    fn index(&self, b: &mut Builder, w: Flats, x: Buf, keep: &Saved, to: Option<Index>, again: bool) {
+        if let (Some(indexer), Some(saved), Some(q), Some(to)) = (&self.indexer, &keep.index, keep.q, to) {
+            indexer.forward(b, w, [x, q.normed], saved, to, again);
+        }
+    }
+
+    /// Adds the gradients of the indexer's weights, from those of what it was given.
+    pub fn index_backward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        flats: [Flats; 2],
+        x: Buf,
+        keep: &Saved,
+        d_index: [Buf; 3],
+    ) {
+        if let (Some(indexer), Some(s), Some(saved), Some(q)) = (&self.indexer, &s.index, &keep.index, keep.q) {
+            indexer.backward(b, s, flats, [x, q.normed], saved, d_index);
+        }
+    }
+
+    fn product(&self, half: Half, product: Product) -> Kernel {
+        let MlaSpec { kv_lora: lora, rope_dim: rope, nope_dim: nope, v_dim: v, .. } = self.mla;
+        let (rows, heads) = (self.tokens, self.heads);
+        Kernel::Sparse(SparseKernel::Product(HeadProduct { rows, heads, lora, nope, rope, v, half, product }))
+    }
+
+    /// The part of every head's query that is turned, or of the key of all.
+    fn part_turn(&self, heads: u64, before: u64) -> Turn {
+        Turn {
+            segs: self.segs.clone(),
+            documents: self.documents.clone(),
+            batch: self.batch,
+            heads,
+            before,
+            rope: self.mla.rope_dim,
+            behind: 0,
+            theta: self.theta,
+            scaling: self.scaling.clone(),
+            interleaved: true,
+        }
+    }
+
+    fn turned_queries(&self, backward: bool) -> Kernel {
+        Kernel::Sparse(SparseKernel::Turn { turn: self.part_turn(self.heads, self.mla.nope_dim), backward })
+    }
+
+    fn joined_keys(&self, backward: bool) -> Kernel {
+        Kernel::Sparse(SparseKernel::Join { turn: self.part_turn(1, self.mla.kv_lora), backward })
+    }
+
+    /// Values of heads from what attention leaves, where that is compressed.
+    pub fn values(&self, b: &mut Builder, w: Flats, from: Buf, to: Buf) {
+        if self.indexer.is_some() {
+            b.compute("values", self.product(Half::Value, Product::Forward), &[from, w.at(self.rows.kv_up)], &[to]);
+        }
+    }
+
+    /// The gradient of what attention leaves, from that of values of heads.
+    pub fn values_backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], o: Buf, d_o: Buf) -> Buf {
+        let Some(to) = s.d_values else { return d_o };
+        let [weight, grad] = [w, g].map(|flat| flat.at(self.rows.kv_up));
+        b.compute("values_dx", self.product(Half::Value, Product::Dx), &[d_o, weight], &[to]);
+        b.compute("values_dw", self.product(Half::Value, Product::Dw), &[d_o, o, grad], &[grad]);
+        to
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -261,17 +393,25 @@ impl Latent {
                     b.compute(&rows.label(label), kernel, &[rows.of(input), weight], &[rows.of(y)]);
                 });
             };
+        let queries = keep.heads.unwrap_or(s.q);
         match (self.rows.q, keep.q, self.mla.q_lora) {
             (Some([weight, norm]), Some(q), Some(ql)) => {
                 down(b, "q_down", ql, w.at(weight), q.down);
                 b.compute("q_norm", self.norm(ql, 0), &[q.down, w.at(norm)], &[q.normed]);
-                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], w.at(self.rows.q_up), s.q);
+                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], w.at(self.rows.q_up), queries);
             }
-            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], w.at(self.rows.q_up), s.q),
+            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], w.at(self.rows.q_up), queries),
         }
         let [weight, norm] = self.rows.kv;
         down(b, "kv_down", kl + dr, w.at(weight), keep.kv.down);
         b.compute("kv_norm", self.norm(kl, dr), &[keep.kv.down, w.at(norm)], &[keep.kv.normed, s.k]);
+        if self.indexer.is_some() {
+            b.compute("q_rope", self.turned_queries(false), &[queries], &[queries]);
+            let absorb = self.product(Half::Key, Product::Forward);
+            b.compute("q_absorb", absorb, &[queries, w.at(self.rows.kv_up)], &[to[0]]);
+            b.compute("kv_join", self.joined_keys(false), &[keep.kv.normed, s.k], &[to[1]]);
+            return;
+        }
         up(b, "kv_up", [Some(keep.kv.normed), s.rooms.kv], [kv_up, kl], w.at(self.rows.kv_up), s.kv);
         let k = self.tp.gather(b, "k_gather", s.k, s.rooms.k);
         b.compute("rope", self.turn(false), &[s.q, s.kv, k], &to);
@@ -292,11 +432,20 @@ impl Latent {
     ) {
         let back = Backward { latent: self, w, g };
         let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
-        let d_k = s.sums.k.unwrap_or(s.d_normed.k);
-        let last = b.compute("rope_bwd", self.turn(true), &[dq, dkv], &[s.d_q, s.d_kv, d_k]);
-        self.tp.reduce(b, "k_bwd_reduce", d_k, s.d_normed.k);
-        let d_kv = [s.d_kv, s.sums.kv.unwrap_or(s.d_normed.kv), s.d_normed.kv];
-        back.up(b, "kv_up", [kv_up, kl], (keep.kv.normed, s.rooms.kv), d_kv, self.rows.kv_up, last);
+        let last = if let Some(queries) = keep.heads {
+            let [weight, grad] = back.both(self.rows.kv_up);
+            b.compute("q_absorb_dx", self.product(Half::Key, Product::Dx), &[dq, weight], &[s.d_q]);
+            b.compute("q_absorb_dw", self.product(Half::Key, Product::Dw), &[queries, dq, grad], &[grad]);
+            b.compute("kv_join_bwd", self.joined_keys(true), &[dkv], &[s.d_normed.kv, s.d_normed.k]);
+            b.compute("q_rope_bwd", self.turned_queries(true), &[s.d_q], &[s.d_q])
+        } else {
+            let d_k = s.sums.k.unwrap_or(s.d_normed.k);
+            let last = b.compute("rope_bwd", self.turn(true), &[dq, dkv], &[s.d_q, s.d_kv, d_k]);
+            self.tp.reduce(b, "k_bwd_reduce", d_k, s.d_normed.k);
+            let d_kv = [s.d_kv, s.sums.kv.unwrap_or(s.d_normed.kv), s.d_normed.kv];
+            back.up(b, "kv_up", [kv_up, kl], (keep.kv.normed, s.rooms.kv), d_kv, self.rows.kv_up, last);
+            last
+        };
         let [kv_down, kv_norm] = self.rows.kv;
         let d_kv_down = s.d_down[1].expect("keys and values are compressed");
         back.norm(b, "kv_norm_bwd", [kl, dr], &keep.kv, kv_norm, &[s.d_normed.kv, s.d_normed.k], d_kv_down);

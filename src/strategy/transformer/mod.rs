@@ -11,6 +11,7 @@ mod buffers;
 mod chunked;
 mod flats;
 mod forward;
+mod indexer;
 mod latent;
 mod mamba;
 mod tiled;
@@ -22,6 +23,7 @@ pub use flats::Flats;
 use super::attention::{Core, Way};
 use super::expert::Experts;
 use super::norm::Norms;
+use super::sparse::Sparse;
 use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
@@ -170,6 +172,11 @@ impl Layer {
         let attention = attention(model, work, &tp);
         let latent = model.mla.map(|mla| (mla.v_dim, model.score_factor()));
         let Way { segs, seq, core, ulysses } = Way::of_chunk(&attention, latent, model.dropout, par, engines, chunk);
+        let v_dim = core.shape().block.v_dim();
+        let core = match model.mla.zip(model.indexer) {
+            Some(both) => Core::Sparse(Sparse::new(core.shape(), both, model, work, par, engines.collective)),
+            None => core,
+        };
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
@@ -193,7 +200,7 @@ impl Layer {
             kv_heads: attention.kv_heads,
             kv_copies: tp.kv_heads(model.attended_kv_heads()).1,
             head_dim: attention.head_dim,
-            v_dim: core.shape().block.v_dim(),
+            v_dim,
             ffn,
             wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },
             mlp: model.mlp,

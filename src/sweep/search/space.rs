@@ -1,7 +1,9 @@
 //! The ways among which a search looks: every combination of what its lists have that comes out even.
 
 use crate::error::{Error, Result};
-use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute, RingBackward, Schedule};
+use crate::spec::{
+    Architecture, Dispatch, Fold, KvPath, LlmSpec, Options, Parallelism, Recompute, RingBackward, Schedule,
+};
 use crate::sweep::{Case, Point};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -74,11 +76,13 @@ impl Space {
         let (model, cluster) = (&case.model, &case.cluster);
         let node = u64::from(cluster.spec.gpus_per_node.min(cluster.gpus()));
         let split = powers_of_two((seq_len / LEAST_TOKENS).min(u64::from(cluster.gpus())).min(MOST_SPLIT));
+        // Keys of all heads are chosen once: nothing shares heads out.
+        let by_heads = model.indexer.is_none();
         Space {
-            tp: powers_of_two(node.min(MOST_TENSOR)),
+            tp: if by_heads { powers_of_two(node.min(MOST_TENSOR)) } else { vec![1] },
             pp: stages(1..=MOST_STAGES, cluster.gpus(), model.layers),
             vp: vec![2, 3, 4, 5, 6, 8, 10, 12],
-            ulysses: split.clone(),
+            ulysses: if by_heads { split.clone() } else { vec![1] },
             ring: split,
             ep: experts(model),
             zero: vec![1, 3],
@@ -202,7 +206,10 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
         || par.options.first_stage.or(par.options.last_stage).is_some()
         || !par.options.stages.is_empty();
     let uneven = par.options.uneven || (par.pp > 1 && !said && !model.layers.is_multiple_of(parts));
-    let options = Options { uneven, ..par.options };
+    // Keys that are chosen are gathered.
+    let gathers = model.indexer.is_some() && par.ring > 1 && par.options.kv == KvPath::Ring;
+    let kv = if gathers { KvPath::Gather } else { par.options.kv };
+    let options = Options { uneven, kv, ..par.options };
     let overlaps = par.ep > 1 && par.recompute != Recompute::Full && !par.options.zb_h1 && !par.options.fold.halves();
     let latent = model.mla.is_some() && par.recompute != Recompute::Full && par.ulysses == 1;
     let mut all = vec![options];
@@ -220,7 +227,8 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
         all.push(Options { recompute_moe: true, ..options });
     }
     let whole = !options.zb_h1 && !options.fold.halves() && options.ring_backward != RingBackward::Reverse;
-    if par.recompute == Recompute::Full && whole && options.chunks == 0 && !options.unfused {
+    let keeps = whole && options.chunks == 0 && !options.unfused && model.indexer.is_none();
+    if par.recompute == Recompute::Full && keeps {
         all.push(Options { keep_attention: true, ..options });
     }
     all.into_iter().map(|options| Parallelism { options, ..par }).collect()
