@@ -39,6 +39,7 @@ mod sharding;
 pub mod sizes;
 pub mod software;
 pub mod split;
+pub mod stacks;
 mod standin;
 pub mod store;
 pub mod summary;
@@ -59,7 +60,7 @@ pub use verdict::Verdict;
 use crate::error::Result;
 use machine::Fleet;
 use rayon::prelude::*;
-use software::Stacks;
+use stacks::Stacks;
 use verdict::Prediction;
 
 /// Every cluster and stack there is to choose from.

@@ -7,7 +7,7 @@ use super::Shipped;
 use super::case::{Case, Collective, Facts};
 use super::fields::Fields;
 use super::machine::{Stated, narrow};
-use super::software::Stacks;
+use super::stacks::Stacks;
 use super::verdict::Prediction;
 use super::words::{squeezed, tokens};
 use crate::cluster::Cluster;

@@ -7,7 +7,7 @@ use super::recipe;
 use super::software::Habits;
 use super::split::USUAL;
 use super::words::{affirmed, squeezed, tokens};
-use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
+use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, shipped};
 
 /// A known shape: billions of weights, layers, hidden, heads.
 type Shape = (f64, u64, u64, u64);
@@ -232,10 +232,11 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
 }
 
 /// Other names of shipped models, R1's weights being V3's in the same places: for short, by their size without that of what is
-/// active, and of releases that are as large as others. V3.2's attention is taken to see all tokens.
+/// active, and of releases that are as large as others. V3.2-Exp and V3.2 are one.
 const ALSO: &[(&str, &str)] = &[
     ("dsv3", "deepseekv3"),
-    ("deepseekv32", "deepseekv3"),
+    ("deepseekv32", "deepseekv3.2"),
+    ("deepseekv32exp", "deepseekv3.2"),
     ("deepseekv25", "deepseekv2"),
     ("glm46", "glm4.5"),
     ("mixtral", "mixtral8x7b"),
@@ -246,6 +247,12 @@ const ALSO: &[(&str, &str)] = &[
     ("yuan2051b", "yuan251b"),
     ("yuan20102b", "yuan2102b"),
 ];
+
+/// Whether attention to the keys that an indexer chooses has plans of such degrees: its one key is of all heads, which no ranks
+/// share out.
+pub fn has_sparse_attention(par: &Parallelism) -> bool {
+    par.tp == 1 && par.ulysses == 1 && par.options.chunks == 0 && !par.options.keep_attention
+}
 
 /// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
 /// of weights, layers, hidden, heads, KV heads, width of the network, words.
@@ -281,6 +288,7 @@ const MIXED: &[&str] = &[
     "minimax",
     "jamba",
     "glm4.5",
+    "glm5",
     "switch",
     "glam",
 ];
@@ -488,6 +496,8 @@ mod tests {
             ("GLM-4.6", 92),
             ("GLM-4.5-Air", 46),
             ("DeepSeek-V3.2", 61),
+            ("DeepSeek-V3.2-Exp", 61),
+            ("GLM-5", 78),
             ("Qwen3-235B", 94),
             ("DSV3", 61),
             ("Mixtral", 32),

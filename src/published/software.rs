@@ -6,9 +6,7 @@ use super::era::{is_later_gpu, is_later_model, precedes_flash};
 use super::sdpa;
 use super::system::{FSDP_SDPA, NEMO, System};
 use super::words::{squeezed, tokens};
-use crate::error::Result;
-use crate::spec::{Architecture, GpuSpec, Origin, Recompute, Sourced, StackSpec, shipped};
-use crate::units::BytesPerSec;
+use crate::spec::Recompute;
 
 /// A line of the table: the first of whose words is in the name of the system.
 struct Rule {
@@ -442,79 +440,6 @@ fn before_flash(found: Habits) -> Habits {
     Habits { kernels: UNFUSED, dropout: EARLY.dropout, tp_overlap: false, tuned_sends: false, ..found }
 }
 
-/// Shipped stacks, read once for all cases.
-pub struct Stacks {
-    all: Vec<StackSpec>,
-}
-
-impl Stacks {
-    /// The stack as it is where nothing fuses the operators of a block.
-    pub fn eager(&self, stack: StackSpec) -> StackSpec {
-        let eager = self.all.iter().find(|of| of.name == "torch-eager");
-        let (unfused, kept) = eager.map_or((None, None), |of| (of.unfused.clone(), of.kept.clone()));
-        StackSpec { unfused, kept, ..stack }
-    }
-
-    /// The stack as it is where PyTorch's operators of indices move the rows of experts, whatever it fuses besides.
-    pub fn indexed(&self, stack: StackSpec) -> StackSpec {
-        let rows = self.all.iter().find(|of| of.name == "torch-experts").and_then(|of| of.unfused.clone());
-        let unfused = match (stack.unfused, rows) {
-            (Some(mut others), Some(rows)) => {
-                others.value.extend(rows.value);
-                Some(others)
-            }
-            (others, rows) => rows.or(others),
-        };
-        StackSpec { unfused, ..stack }
-    }
-
-    /// The stack with a library whose trees were slower.
-    pub fn with_slow_trees(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
-        let older = self.all.iter().find_map(|of| of.tree_rate.clone());
-        Ok(StackSpec { tree_rate: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
-    }
-
-    /// The stack with a library that was told to take no trees: they would never end.
-    pub fn without_trees(stack: &StackSpec) -> StackSpec {
-        let (value, source) = (BytesPerSec::new(1.0), "NCCL_ALGO=Ring".into());
-        StackSpec { tree_rate: Some(Sourced { value, source, provenance: Origin::Derived }), ..stack.clone() }
-    }
-
-    pub fn shipped() -> Result<Stacks> {
-        Ok(Stacks { all: shipped("stack").map(StackSpec::find).collect::<Result<_>>()? })
-    }
-
-    /// The stack that a company has of its own, where the GPU has its attention kernel.
-    pub fn own(&self, name: &str, gpu: &GpuSpec) -> Option<&StackSpec> {
-        self.all.iter().find(|s| s.name == name && gpu.attention.contains_key(&s.attention_kernel.value))
-    }
-
-    /// The stack with the first of the kernels that the GPU has, or why there is none.
-    pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
-        let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);
-        let of_gpu = || self.all.iter().filter(there).filter(|s| of_maker(&s.name, gpu));
-        let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| s.attention_kernel.value == *kernel));
-        // What fuses nothing runs everywhere: on a GPU from before FlashAttention 2, too.
-        let any = || of_gpu().find(|s| s.fuses_attention()).or_else(|| of_gpu().next());
-        wanted.or_else(any).ok_or_else(|| {
-            let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
-            format!("stack: none runs an attention kernel that {} has a curve for ({})", gpu.name, known.join(", "))
-        })
-    }
-}
-
-/// The communication library is the maker's.
-fn of_maker(stack: &str, gpu: &GpuSpec) -> bool {
-    let library = match gpu.architecture {
-        Architecture::Cpu => "cpu",
-        Architecture::Npu => "hccl",
-        _ if gpu.name.starts_with("mi") => "rccl",
-        _ if gpu.name.starts_with("tpu") => "tpu",
-        _ => "nccl",
-    };
-    stack.starts_with(library)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -534,13 +459,14 @@ mod tests {
             Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss
         );
         assert!(Habits::of("torchtitan (FSDP + TP + AsyncTP)").tp_overlap && !Habits::of("torchtitan").tp_overlap);
-        let stacks = Stacks::shipped().unwrap();
-        let stack = stacks.eager(StackSpec::find("nccl-fa2").unwrap());
-        assert!(stack.unfused.unwrap().value["norm"] > 1.0);
     }
 
     #[test]
     fn kernels_that_a_name_gives_and_software_of_its_time() {
+        assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
+        assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);
+        assert_eq!(Habits::of("Primus-pipeline zbb").zero, 1);
+        assert_eq!(Habits::of("NeMo/Megatron-Bridge 26.04").kernels, TRANSFORMER_ENGINE);
         assert_eq!(Habits::of("a script, without FlashAttention (Megatron-LM)").kernels, UNFUSED);
         assert_eq!(Habits::of("torchtitan (torch.compile, FA4)").kernels[0], "fa4");
         assert_eq!(Habits::of("a script, FlashAttention-2").kernels[0], "fa2");
@@ -603,20 +529,5 @@ mod tests {
         let other = Habits::of("Megatron-LM@f1f03922 with MegaScale's overlap of data and pipeline parallelism");
         assert_eq!(other, Habits::of("Megatron-LM"));
         assert_eq!(Habits::of("another system, ablation +TP overlap"), OTHERWISE);
-    }
-
-    #[test]
-    fn kernels_by_system_and_gpu() {
-        let stacks = Stacks::shipped().unwrap();
-        let kernel = |system: &str, gpu: &str| {
-            let gpu = GpuSpec::find(gpu).unwrap();
-            stacks.with_kernel(Habits::of(system).kernels, &gpu).unwrap().attention_kernel.value.clone()
-        };
-        assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa1");
-        assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
-        assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
-        assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);
-        assert_eq!(Habits::of("Primus-pipeline zbb").zero, 1);
-        assert_eq!(Habits::of("NeMo/Megatron-Bridge 26.04").kernels, TRANSFORMER_ENGINE);
     }
 }

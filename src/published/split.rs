@@ -103,7 +103,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
     let zero = if pp > 1 { stage.min(1) } else { stage };
     let mut asked = words(run, model, [tp, pp, vp, zero], habits, seq);
-    asked.extend((ring > 1 && gathers_kv(run)).then_some("gather-kv"));
+    asked.extend((ring > 1 && (gathers_kv(run) || model.indexer.is_some())).then_some("gather-kv"));
     // Ranks that hold the same weights.
     let same = dp * ulysses * ring;
     asked.extend((same > 1 && gradients::are_summed_whole(run, pp, zero)).then_some("all-reduce-grads"));

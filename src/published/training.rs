@@ -299,6 +299,10 @@ impl Setup {
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+        if model.indexer.is_some() && !sizes::has_sparse_attention(&split.par) {
+            model.indexer = None;
+            found.why.push("attention: taken to see all tokens, as sparse attention has no plan of this split".into());
+        }
         found.why.extend(mixture::parted(run, &model, &split.par));
         found.why.extend(mixture::assumed_ep(run, &model, &split.par));
         if split.par.zero > 1 && model.mtp.take().is_some() {

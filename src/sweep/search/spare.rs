@@ -98,8 +98,7 @@ fn with_words(case: &Case, point: &Point) -> Vec<Point> {
         (true, Options { loss_chunks: PIECES, ..Options::default() }),
         (true, Options { mlp_chunks: PIECES, ..Options::default() }),
         (has_host && full, Options { offload_activations: true, ..Options::default() }),
-        // Stages have a share of the state alone.
-        (has_host && point.par.pp == 1, Options { offload_optimizer: true, ..Options::default() }),
+        (has_host, Options { offload_optimizer: true, ..Options::default() }),
     ];
     let words = words.into_iter().filter(|(is, word)| *is && with(*word).is_some());
     let mut sets = vec![Options::default()];

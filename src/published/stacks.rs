@@ -1,0 +1,108 @@
+//! The shipped software stacks, and what becomes of one where a run's software does something otherwise.
+
+use crate::error::Result;
+use crate::spec::{Architecture, GpuSpec, Origin, Sourced, StackSpec, shipped};
+use crate::units::BytesPerSec;
+
+/// Shipped stacks, read once for all cases.
+pub struct Stacks {
+    all: Vec<StackSpec>,
+}
+
+impl Stacks {
+    /// The stack as it is where nothing fuses the operators of a block.
+    pub fn eager(&self, stack: StackSpec) -> StackSpec {
+        let eager = self.all.iter().find(|of| of.name == "torch-eager");
+        let (unfused, kept) = eager.map_or((None, None), |of| (of.unfused.clone(), of.kept.clone()));
+        StackSpec { unfused, kept, ..stack }
+    }
+
+    /// The stack as it is where PyTorch's operators of indices move the rows of experts, whatever it fuses besides.
+    pub fn indexed(&self, stack: StackSpec) -> StackSpec {
+        let rows = self.all.iter().find(|of| of.name == "torch-experts").and_then(|of| of.unfused.clone());
+        let unfused = match (stack.unfused, rows) {
+            (Some(mut others), Some(rows)) => {
+                others.value.extend(rows.value);
+                Some(others)
+            }
+            (others, rows) => rows.or(others),
+        };
+        StackSpec { unfused, ..stack }
+    }
+
+    /// The stack with a library whose trees were slower.
+    pub fn with_slow_trees(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
+        let older = self.all.iter().find_map(|of| of.tree_rate.clone());
+        Ok(StackSpec { tree_rate: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
+    }
+
+    /// The stack with a library that was told to take no trees: they would never end.
+    pub fn without_trees(stack: &StackSpec) -> StackSpec {
+        let (value, source) = (BytesPerSec::new(1.0), "NCCL_ALGO=Ring".into());
+        StackSpec { tree_rate: Some(Sourced { value, source, provenance: Origin::Derived }), ..stack.clone() }
+    }
+
+    pub fn shipped() -> Result<Stacks> {
+        Ok(Stacks { all: shipped("stack").map(StackSpec::find).collect::<Result<_>>()? })
+    }
+
+    /// The stack that a company has of its own, where the GPU has its attention kernel.
+    pub fn own(&self, name: &str, gpu: &GpuSpec) -> Option<&StackSpec> {
+        self.all.iter().find(|s| s.name == name && gpu.attention.contains_key(&s.attention_kernel.value))
+    }
+
+    /// The stack with the first of the kernels that the GPU has, or why there is none.
+    pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
+        let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);
+        let of_gpu = || self.all.iter().filter(there).filter(|s| of_maker(&s.name, gpu));
+        let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| s.attention_kernel.value == *kernel));
+        // What fuses nothing runs everywhere: on a GPU from before FlashAttention 2, too.
+        let any = || of_gpu().find(|s| s.fuses_attention()).or_else(|| of_gpu().next());
+        wanted.or_else(any).ok_or_else(|| {
+            let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
+            format!("stack: none runs an attention kernel that {} has a curve for ({})", gpu.name, known.join(", "))
+        })
+    }
+}
+
+/// The communication library is the maker's.
+fn of_maker(stack: &str, gpu: &GpuSpec) -> bool {
+    let library = match gpu.architecture {
+        Architecture::Cpu => "cpu",
+        Architecture::Npu => "hccl",
+        _ if gpu.name.starts_with("mi") => "rccl",
+        _ if gpu.name.starts_with("tpu") => "tpu",
+        _ => "nccl",
+    };
+    stack.starts_with(library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::software::Habits;
+    use super::*;
+
+    /// Rows of experts and norms are what the two ways of PyTorch's operators say, and each leaves the other alone.
+    #[test]
+    fn what_pytorch_does_not_fuse_adds_up() {
+        let stacks = Stacks::shipped().unwrap();
+        let of = |stack: StackSpec| stack.unfused.map_or_else(Default::default, |unfused| unfused.value);
+        let plain = StackSpec::find("nccl-fa2").unwrap();
+        let (eager, indexed) = (of(stacks.eager(plain.clone())), of(stacks.indexed(plain.clone())));
+        assert!(eager["norm"] > 1.0 && !eager.contains_key("route_rows"));
+        assert!(indexed["route_rows"] > 1.0 && !indexed.contains_key("norm"));
+        let both = of(stacks.indexed(stacks.eager(plain)));
+        assert_eq!((both["norm"], both["route_rows"]), (eager["norm"], indexed["route_rows"]));
+    }
+
+    #[test]
+    fn kernels_by_system_and_gpu() {
+        let stacks = Stacks::shipped().unwrap();
+        let kernel = |system: &str, gpu: &str| {
+            let gpu = GpuSpec::find(gpu).unwrap();
+            stacks.with_kernel(Habits::of(system).kernels, &gpu).unwrap().attention_kernel.value.clone()
+        };
+        assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa1");
+        assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
+    }
+}
