@@ -189,7 +189,7 @@ impl DataParallel {
             let name = if b.keeps_names() { format!("{what}.{name}") } else { String::new() };
             b.tensor(&name, &[elems], dtype, kind, slots)
         };
-        let (used, whole) = (self.in_use(whole), whole);
+        let used = self.in_use(whole);
         let weight = match self.shares_weights() {
             true => some("w", elems, self.dtype, TensorKind::CommBuffer, used),
             false => some("w", elems, self.dtype, TensorKind::Param, slots),
