@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 /// What a rank's options can be; none of them more often than each of the others.
-const WORDS: [&str; 16] = [
+const WORDS: [&str; 18] = [
     "default",
     "default",
     "default",
@@ -34,6 +34,8 @@ const WORDS: [&str; 16] = [
     "all-reduce-grads",
     "shard-2",
     "copy-shards",
+    "offload-optimizer",
+    "no-overlap-grad+offload-optimizer",
 ];
 
 #[derive(Debug, Clone)]

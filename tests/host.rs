@@ -142,6 +142,18 @@ fn inputs_of_layers_in_the_host_are_costed_and_simulated_alike() {
     }
 }
 
+/// Stages whose optimizer waits for its gradients are walked one rank of each kind, not rank by rank.
+#[test]
+fn pipelines_with_the_optimizer_in_the_host_are_folded() {
+    for (pp, vp) in [(2, 1), (4, 1), (2, 2)] {
+        let par = Parallelism { pp, vp, dp: 4, zero: 1, ..way("offload-optimizer") };
+        let plan = build(&plans::model(8, 4, false), &work(&par, 512, 4, Dtype::Bf16), &par, SM).unwrap();
+        agrees(&plan);
+        let found = cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap();
+        assert!(found.classes.len() < plan.ranks() as usize, "{} of {} ranks", found.classes.len(), plan.ranks());
+    }
+}
+
 /// The device keeps two inputs and the last output where it had an input for every layer and that output.
 #[test]
 fn the_device_has_three_slots_of_the_stream_and_the_host_the_rest() {

@@ -3,12 +3,11 @@
 mod dense;
 mod plans;
 
-use dense::{config, error};
+use dense::{error, runs, wanted};
 use foretrain::collective::count::sent_by;
 use foretrain::cost::{Effort, cost};
-use foretrain::exec::reference::{self, StepResult};
 use foretrain::exec::source::Source;
-use foretrain::exec::{Job, Options, Run, execute, train};
+use foretrain::exec::{Options, execute};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::*;
@@ -51,27 +50,10 @@ fn plan(model: &LlmSpec, words: &str, par: Parallelism) -> Plan {
     build_routed(model, &work, &par, SM, route).unwrap()
 }
 
-fn runs(plan: &Plan, source: &Source) -> Vec<Run> {
-    let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), true);
-    let mut all = vec![];
-    let job = Job { source, steps: STEPS, keep_last: true, watch: None };
-    let mut keep = |_, run| {
-        all.push(run);
-        Ok(())
-    };
-    train(plan, &options, &job, &mut keep).expect("the plan runs");
-    all
-}
-
-fn wanted(plan: &Plan, source: &Source) -> Vec<StepResult> {
-    let batches = (1..=STEPS).map(|step| source.batch(plan, step));
-    reference::train(&config(plan), &source.weights(plan), batches, &plan.optimizer().unwrap())
-}
-
 /// Three steps, so that momenta count: the losses of all, and the weights after the last.
 fn holds(plan: &Plan) {
     let source = Source::seeded(5);
-    let (got, want) = (runs(plan, &source), wanted(plan, &source));
+    let (got, want) = (runs(plan, &source, STEPS), wanted(plan, &source, STEPS));
     for (got, want) in got.iter().zip(&want) {
         assert!((got.loss - want.loss).abs() < 1e-10, "{:?}: {} for {}", plan.about.par, got.loss, want.loss);
     }
@@ -172,7 +154,7 @@ fn interpreters_agree() {
         let played = played.timeline.step.value();
         assert!(close(played, flat.step.value()), "{played} is not {}", flat.step.value());
         let run = plan(&model, "muon", par);
-        let (atoms, last) = (AtomTable::new(&run).unwrap(), runs(&run, &Source::seeded(5)).pop().unwrap());
+        let (atoms, last) = (AtomTable::new(&run).unwrap(), runs(&run, &Source::seeded(5), STEPS).pop().unwrap());
         for rank in 0..run.ranks() {
             let layout = Layout::new(&run, &atoms, run.program_of(rank)).unwrap();
             assert_eq!(last.peak_bytes[rank as usize], layout.bytes, "rank {rank}");

@@ -4,12 +4,10 @@
 mod dense;
 mod plans;
 
-use dense::{config, error};
+use dense::{error, runs, wanted};
 use foretrain::cost::{Effort, cost};
 use foretrain::error::Error;
-use foretrain::exec::reference::{self, StepResult};
 use foretrain::exec::source::Source;
-use foretrain::exec::{Job, Options, Run, train};
 use foretrain::plan::sparse::SparseKernel;
 use foretrain::plan::*;
 use foretrain::sim::{self, simulate};
@@ -52,29 +50,12 @@ fn plan(model: &LlmSpec, words: &str, par: Parallelism) -> Plan {
     plan_of(model, words, par, 1, vec![])
 }
 
-fn runs(plan: &Plan, source: &Source) -> Vec<Run> {
-    let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), true);
-    let mut all = vec![];
-    let job = Job { source, steps: STEPS, keep_last: true, watch: None };
-    let mut keep = |_, run| {
-        all.push(run);
-        Ok(())
-    };
-    train(plan, &options, &job, &mut keep).expect("the plan runs");
-    all
-}
-
-fn wanted(plan: &Plan, source: &Source) -> Vec<StepResult> {
-    let batches = (1..=STEPS).map(|step| source.batch(plan, step));
-    reference::train(&config(plan), &source.weights(plan), batches, &plan.optimizer().unwrap())
-}
-
 /// Losses of three steps and the weights behind them, and of one step every gradient, bytes and peaks.
 #[track_caller]
 fn holds(plan: &Plan) {
     dense::holds(plan, 1e-9);
     let source = Source::seeded(5);
-    let (got, want) = (runs(plan, &source), wanted(plan, &source));
+    let (got, want) = (runs(plan, &source, STEPS), wanted(plan, &source, STEPS));
     for (got, want) in got.iter().zip(&want) {
         assert!((got.loss - want.loss).abs() < 1e-9, "{:?}: {} for {}", plan.about.par, got.loss, want.loss);
     }

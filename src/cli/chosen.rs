@@ -49,10 +49,12 @@ impl Chosen {
         let (model, seq_len) = (&self.case.model, self.point.seq_len);
         let indexer = model.indexer?;
         let share = model.indexer_flops_per_token(seq_len) / model.flops_per_token(seq_len);
+        let mla = model.mla?;
+        let absorbed = (2 * mla.kv_lora + mla.rope_dim) as f64 / (mla.nope_dim + mla.rope_dim + mla.v_dim) as f64;
         Some(format!(
             "sparse attention: {} of the FLOPs that MFU counts are the indexer's, which scores every visible key; attention's are \
-             those of at most {} keys a query, absorbed (kv_lora_rank wide), 3.4 times as many a key in DeepSeek-V3.2 as dense \
-             latent attention has. FlashMLA's rates forward, assumed ones backward and of scores",
+             those of at most {} keys a query, absorbed (kv_lora_rank wide), {absorbed:.1} times as many a key as dense latent \
+             attention has. FlashMLA's rates forward, assumed ones backward and of scores",
             percent(share),
             indexer.top_k
         ))

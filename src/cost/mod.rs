@@ -45,7 +45,8 @@ pub use series::Series;
 use std::rc::Rc;
 use walk::Walker;
 
-/// How much work to spare, and what to keep. The answer is the same.
+/// How much work to spare, and what to keep. The answer is the same, but where stages of a pipeline meet on ports that ranks
+/// walked one by one, as `spans` has them, come to in another order: 0.015 and 0.11 % of a step in two mixtures over 32 H800.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// Walk one rank of each class of equal ranks.

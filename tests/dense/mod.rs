@@ -2,9 +2,9 @@
 #![allow(dead_code)]
 
 use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{DenseConfig, Experts, StepResult, muon, step};
+use foretrain::exec::reference::{self, DenseConfig, Experts, StepResult, muon, step};
 use foretrain::exec::source::Source;
-use foretrain::exec::{Options, Run, execute, routing};
+use foretrain::exec::{Job, Options, Run, execute, routing, train};
 use foretrain::plan::Plan;
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
@@ -23,6 +23,25 @@ pub fn config(plan: &Plan) -> DenseConfig {
 pub fn reference(plan: &Plan, cfg: &DenseConfig) -> StepResult {
     let (tokens, targets) = Source::seeded(SEED).batch(plan, 1);
     step(cfg, &Source::seeded(SEED).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
+}
+
+/// So many steps of the plan on two cores, each with everything that it computed.
+pub fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
+    let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), true);
+    let mut all = vec![];
+    let job = Job { source, steps, keep_last: true, watch: None };
+    let mut keep = |_, run| {
+        all.push(run);
+        Ok(())
+    };
+    train(plan, &options, &job, &mut keep).expect("the plan runs");
+    all
+}
+
+/// What the reference makes of them.
+pub fn wanted(plan: &Plan, source: &Source, steps: u64) -> Vec<StepResult> {
+    let batches = (1..=steps).map(|step| source.batch(plan, step));
+    reference::train(&config(plan), &source.weights(plan), batches, &plan.optimizer().unwrap())
 }
 
 /// The plan on two cores, with everything that it computed.

@@ -56,7 +56,7 @@ impl Layer {
             let input = (keep.normed1(), s.input);
             if latent.again {
                 let attn = keep.attn();
-                latent.forward_again(b, ls, w, input, saved, [attn.q, attn.kv], attn.index);
+                latent.forward(b, ls, w, input, saved, [attn.q, attn.kv], attn.index, true);
             }
             let d_o = latent.values_backward(b, ls, [w, g], keep.attn().o, s.heads().d_o);
             let (dq, dkv) = self.core_backward(b, s, keep, d_o);

@@ -264,7 +264,7 @@ impl Layer {
     fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
         let rows = &self.rows;
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
-            latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to, keep.attn().index);
+            latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to, keep.attn().index, false);
             return keep.normed1();
         }
         let room = s.heads().qkv;

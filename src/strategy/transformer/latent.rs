@@ -268,7 +268,8 @@ impl Latent {
         Kernel::LatentNorm { rows: self.share, cols, rest, eps: MlaSpec::NORM_EPS }
     }
 
-    /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input.
+    /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input; `again` from what is
+    /// compressed, for the backward pass.
     #[allow(clippy::too_many_arguments)]
     pub fn forward(
         &self,
@@ -279,25 +280,10 @@ impl Latent {
         keep: &Saved,
         to: [Buf; 2],
         index: Option<Index>,
+        again: bool,
     ) {
-        self.make(b, s, w, x, keep, to, false);
-        self.index(b, w, x.0, keep, index, false);
-    }
-
-    /// The same from what is compressed, for the backward pass.
-    #[allow(clippy::too_many_arguments)]
-    pub fn forward_again(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        w: Flats,
-        x: (Buf, Room),
-        keep: &Saved,
-        to: [Buf; 2],
-        index: Option<Index>,
-    ) {
-        self.make(b, s, w, x, keep, to, true);
-        self.index(b, w, x.0, keep, index, true);
+        self.make(b, s, w, x, keep, to, again);
+        self.index(b, w, x.0, keep, index, again);
     }
 
     /// What the indexer is given, where there is one.
