@@ -3,7 +3,7 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::ranks::{Guess, Held, Stamp, raise};
+use super::ranks::{Held, Stamp, raise};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
@@ -35,8 +35,9 @@ pub fn run(
         let mut walkers = Vec::with_capacity(parts.len());
         for part in &parts {
             let mut walker = Walker::new(plan, machine, part, effort, true, atoms.clone())?;
-            let posted = vec![u64::MAX; walker.ranks.classes];
-            walker.ranks.guess = guesses.then_some(Guess { posted, began: [0; 4] });
+            if guesses {
+                walker.ranks = walker.ranks.forgetting();
+            }
             walkers.push(walker);
         }
         let mut across = Across {

@@ -5,7 +5,6 @@
 //! does not matter, as long as the same names mean the same atoms as at linking: that is looked at every time, and
 //! where it does not hold the plan is walked instead.
 
-use super::ahead::Mover;
 use super::alike::{Alike, Name, Names};
 use super::repeat::can_stride;
 use super::telling::Telling;
@@ -32,8 +31,6 @@ pub struct Frame {
     pub kernels: Vec<&'static str>,
     /// Atoms of each slot of every tensor that makes ops wait for another lane; none of the others.
     pub per_slot: Vec<u32>,
-    /// What uses a communicator, each only once.
-    movers: Vec<MoverAt>,
     pub known: RefCell<Known>,
     /// By scene and op of a call: how its iterations are alike, where its arguments begin so.
     pub alike: RefCell<FxHashMap<(usize, u32), Vec<AlikeAt>>>,
@@ -43,14 +40,6 @@ pub struct Frame {
 pub struct AlikeAt {
     pub begins: Vec<u32>,
     pub alike: Option<Rc<Alike>>,
-}
-
-/// A [`Mover`] of any sizes: what it touches are atoms of some slot or other of these tensors.
-#[derive(PartialEq)]
-struct MoverAt {
-    lane: u16,
-    led: bool,
-    touches: Vec<(TensorId, u32)>,
 }
 
 /// A body under bindings.
@@ -136,8 +125,8 @@ impl Frame {
         let per_slot = |t: TensorId| if telling.tells(t) { atoms.per_slot(t) } else { 0 };
         let per_slot = (0..plan.tensors.len() as u32).map(per_slot).collect();
         let (known, alike) = Default::default();
-        let (scenes, segments, kernels, movers) = (vec![], vec![], vec![], vec![]);
-        let mut frame = Frame { fold, scenes, segments, kernels, per_slot, movers, known, alike };
+        let (scenes, segments, kernels) = (vec![], vec![], vec![]);
+        let mut frame = Frame { fold, scenes, segments, kernels, per_slot, known, alike };
         let fold = frame.fold.clone();
         let acts = Acts::resume(plan, machine, &fold, Known::default());
         let mut making = Making {
@@ -153,17 +142,6 @@ impl Frame {
         frame.kernels = making.acts.kernel_names().to_vec();
         frame.known = RefCell::new(making.acts.into_known());
         Ok(frame)
-    }
-
-    /// What uses a communicator, where the slots of each tensor begin at `base` among all atoms.
-    pub fn movers(&self, plan: &Plan, base: &[u32]) -> Vec<Mover> {
-        let slots = |&(tensor, behind): &(TensorId, u32)| {
-            let (first, per_slot) = (base[tensor as usize], self.per_slot[tensor as usize]);
-            (first + behind..first + plan.tensors[tensor as usize].slots * per_slot, per_slot as usize)
-        };
-        let mover =
-            |at: &MoverAt| Mover { lane: at.lane, led: at.led, touches: at.touches.iter().map(slots).collect() };
-        self.movers.iter().map(mover).collect()
     }
 
     /// The ops that a body of these scenes has in a plan.
@@ -193,7 +171,7 @@ impl<'p> Making<'p> {
         for part in segment::parts(ops) {
             parts.push(match part {
                 Part::Segment(ops) => {
-                    let segment = self.segment(frame, body, ops, env)?;
+                    let segment = self.segment(body, ops, env)?;
                     frame.segments.push(segment);
                     Step::Segment(frame.segments.len() - 1)
                 }
@@ -224,7 +202,7 @@ impl<'p> Making<'p> {
         telling.map(|name| Name { lane: here.lane(tensor(name)), ..*name }).collect()
     }
 
-    fn segment(&mut self, frame: &mut Frame, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<Segment> {
+    fn segment(&mut self, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<Segment> {
         let line = Line::segment(self.plan, self.atoms, ops, env, &mut self.touches);
         let lines = std::slice::from_ref(&line);
         let sheet = self.acts.sheet(lines, &Matching::new(self.plan, lines))?;
@@ -248,27 +226,8 @@ impl<'p> Making<'p> {
             });
         }
         track.renumber(&|atom| numbers[&atom]);
-        self.movers(frame, &track, &names, &atoms, env);
         let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
         Ok(Segment { body, form: Form::new(&line, sheet, self.acts.kernel_names()), track, names, atoms, apart })
-    }
-
-    /// Notes who uses communicators.
-    fn movers(&self, frame: &mut Frame, track: &Track, names: &[TensorRef], atoms: &[AtomAt], env: &Env) {
-        let touch = |&number: &u32| {
-            let at = atoms[number as usize];
-            let tensor = resolve(names[at.of as usize], env).0;
-            (tensor, at.behind % frame.per_slot[tensor as usize])
-        };
-        for (lane, node, led) in track.movers(self.plan) {
-            let mut touches: Vec<(TensorId, u32)> = track.after_write.of(node).iter().map(touch).collect();
-            touches.sort_unstable();
-            touches.dedup();
-            let mover = MoverAt { lane, led, touches };
-            if !frame.movers.contains(&mover) {
-                frame.movers.push(mover);
-            }
-        }
     }
 
     /// The atoms of a place as its op names them.

@@ -18,7 +18,6 @@
 //! tested against.
 
 mod across;
-mod ahead;
 mod alike;
 mod frame;
 mod past;
@@ -43,7 +42,6 @@ use crate::timeline::{Class, Timeline, lane_labels};
 pub use frame::Frame;
 pub use series::Series;
 use std::rc::Rc;
-use walk::Walker;
 
 /// How much work to spare, and what to keep. The answer is the same, but where stages of a pipeline meet on ports that ranks
 /// walked one by one, as `spans` has them, come to in another order: 0.015 and 0.11 % of a step in two mixtures over 32 H800.
@@ -83,13 +81,13 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
         if let Some(timeline) = cost_on(&frame, plan, machine)? {
             return Ok(timeline);
         }
-        let found = Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?.run()?;
+        let found = walk::run(plan, machine, &frame.fold, effort, in_step, &atoms)?;
         in_time(found.end)?;
         return Ok(timeline(plan, &frame.fold, found));
     }
     let found = match crews {
         Some(crews) => across::run(plan, machine, &fold, effort, &crews, &atoms)?,
-        None => Walker::new(plan, machine, &fold, effort, in_step, atoms)?.run()?,
+        None => walk::run(plan, machine, &fold, effort, in_step, &atoms)?,
     };
     in_time(found.end)?;
     Ok(timeline(plan, &fold, found))

@@ -3,10 +3,10 @@
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
 //! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
-//! since. So only what is over before anything that is still to come can begin is forgotten ([`Ahead`]), and
-//! what repeats is kept as a repetition.
+//! since. What is over before anything that is likely to come is forgotten ([`Guess`]); whoever comes earlier after all is
+//! seen, and the walk begins again and forgets nothing. What repeats is kept as a repetition.
 //!
-//! [`Ahead`]: super::ahead::Ahead
+//! [`Guess`]: super::ranks::Guess
 
 use crate::act::charges::{self, Spell, amount};
 use crate::act::stretch::Held;
@@ -114,6 +114,17 @@ impl Port {
         self.room = LEAST.max(2 * self.known);
     }
 
+    /// Takes all that was over at `soonest` for forgotten.
+    pub fn lose(&mut self, soonest: u64) {
+        self.lost = self.lost.max(soonest);
+    }
+
+    /// What was over by then may be forgotten.
+    #[inline]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// Whether all that was held at `start` or later is known.
     #[inline]
     pub fn knows(&self, start: u64) -> bool {
@@ -148,9 +159,9 @@ impl Port {
         self.posted = posted;
     }
 
-    /// Who holds it at `start` or later: lane by lane, of each the last posted first.
+    /// Who is known to hold it at `start` or later: lane by lane, of each the last posted first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(Spell)) {
-        self.within((start, u64::MAX), &mut true, each);
+        self.within((start.max(self.lost), u64::MAX), &mut true, each);
     }
 
     /// Of these whoever begins before the second time; `all` is no longer so where others begin at it or later.
@@ -160,7 +171,7 @@ impl Port {
 
     /// How many of these there are at most, without going through them.
     pub fn at_most_since(&self, start: u64) -> u64 {
-        self.lanes.iter().map(|(_, list)| list.at_most(start)).fold(0, u64::saturating_add)
+        self.lanes.iter().map(|(_, list)| list.at_most(start.max(self.lost))).fold(0, u64::saturating_add)
     }
 
     /// Whether anyone holds it at `start` or later.

@@ -1,7 +1,6 @@
 //! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
 //! lies thing after thing and, of one thing, class after class.
 
-use super::ahead::{Ahead, Mover};
 use super::past::Past;
 use super::ports::Port;
 use super::track::Track;
@@ -42,11 +41,26 @@ pub struct Stamps {
 
 /// A guess of what nobody will ask for any more: before the last few lines began, and before what was posted and has not
 /// ended. Whoever goes on to ask for it sees `missed`, and goes back to forget nothing.
+#[derive(Debug, Clone)]
 pub struct Guess {
     /// By class, the earliest start of what was posted.
     pub posted: Vec<u64>,
     /// The earliest start of each of the last lines, the last first.
-    pub began: [u64; 4],
+    pub began: [u64; LINES],
+}
+
+/// Ops of so many lines ago are hardly waited for: a transfer is posted in the line that it is for, or a few before it.
+const LINES: usize = 4;
+
+impl Guess {
+    fn soonest(&self, class: usize) -> u64 {
+        self.began.iter().fold(self.posted[class], |least, &began| least.min(began))
+    }
+
+    /// All of it is so much later.
+    pub fn later(&mut self, by: u64) {
+        self.began.iter_mut().filter(|began| **began < u64::MAX).for_each(|began| *began += by);
+    }
 }
 
 /// When bytes set off, and when they have arrived.
@@ -64,6 +78,7 @@ const NO_PATH: u32 = u32::MAX;
 const UNKNOWN: Arrival = Arrival { ready: u64::MAX, path: NO_PATH, end: u64::MAX };
 
 /// Where all classes are.
+#[derive(Clone)]
 pub struct Ranks {
     pub classes: usize,
     pub stamps: Stamps,
@@ -83,8 +98,7 @@ pub struct Ranks {
     lanes: usize,
     /// Of each lane, see [`Lane::joins_stages`].
     joins_stages: Vec<bool>,
-    pub ahead: Ahead,
-    /// What to take for the times of `ahead`, where they are not known; none: nothing is forgotten.
+    /// None: nothing is forgotten.
     pub guess: Option<Guess>,
     /// Something was asked for that had been forgotten.
     pub missed: bool,
@@ -126,7 +140,6 @@ impl Ranks {
             sms: machine.cluster.gpu.sms.value,
             lanes,
             joins_stages: plan.lanes.iter().map(Lane::joins_stages).collect(),
-            ahead: Ahead::new(classes, vec![]),
             guess: None,
             missed: false,
             floor: u64::MAX,
@@ -140,9 +153,24 @@ impl Ranks {
         }
     }
 
-    /// The same ranks, of which it is known what they go on to use.
-    pub fn knowing(self, movers: Vec<Mover>) -> Ranks {
-        Ranks { ahead: Ahead::new(self.classes, movers), ..self }
+    /// The same ranks, who forget what nobody is likely to ask for any more.
+    pub fn forgetting(self) -> Ranks {
+        Ranks { guess: Some(Guess { posted: vec![u64::MAX; self.classes], began: [0; LINES] }), ..self }
+    }
+
+    /// How much is held by anyone at `since` or later, at most.
+    pub fn held_since(&self, since: u64) -> u64 {
+        let ports = self.state.iter().flat_map(|state| &state.ports);
+        ports.map(|port| port.at_most_since(since)).fold(0, u64::saturating_add)
+    }
+
+    /// Forgets all that is over before anything that is likely to come.
+    pub fn forget(&mut self) {
+        let Some(guess) = &self.guess else { return };
+        for (class, state) in self.state.iter_mut().enumerate() {
+            let soonest = guess.soonest(class);
+            state.ports.iter_mut().for_each(|port| port.lose(soonest));
+        }
     }
 
     /// Comes to a line of so many ops.
@@ -467,15 +495,10 @@ impl Ranks {
 
     /// Bytes of a class hold a port, and those who were there before lose by it.
     pub fn hold(&mut self, class: usize, port: usize, spell: Spell, transfer: u64) {
-        if self.state[class].ports[port].is_full() {
-            let soonest = match &self.guess {
-                Some(guess) => guess.began.iter().fold(guess.posted[class], |least, &began| least.min(began)),
-                None => {
-                    self.ahead.look(&self.stamps, &self.host);
-                    self.ahead.soonest[class]
-                }
-            };
-            self.state[class].ports[port].forget(soonest);
+        if let Some(guess) = &self.guess
+            && self.state[class].ports[port].is_full()
+        {
+            self.state[class].ports[port].forget(guess.soonest(class));
         }
         let state = &mut self.state[class];
         state.owed[port][spell.lane as usize].hold(spell.to);
@@ -496,7 +519,6 @@ impl Ranks {
 
     /// What the segment leaves behind for what comes after it.
     pub fn leave(&mut self, track: &Track, now: &[u32], classes: Range<usize>) {
-        self.ahead.moved();
         if self.classes == 1 {
             return self.leave_alone(track, now);
         }

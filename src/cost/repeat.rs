@@ -40,11 +40,11 @@ pub struct Finds {
     /// One list behind the other, and where each ends; none where it is much and the rest was not alike.
     held: Vec<Held>,
     held_ends: Vec<usize>,
-    /// How much is held at most: no more than [`MOST_HELD`] of it are compared.
+    /// How much is held at most.
     most_held: u64,
-    /// Of ports, only what is over after this is in the list, and after the time before which the class moves nothing.
+    /// Of ports, only what is over after this is in the list, and of each after what it may have forgotten.
     held_since: u64,
-    soonest: Vec<u64>,
+    lost: Vec<u64>,
     /// How often each port was held so far.
     marks: Vec<usize>,
     compute_end: Vec<u64>,
@@ -57,14 +57,15 @@ pub struct Finds {
     runs: Vec<u64>,
 }
 
-/// Where so much is held at a time, as on a ring of many ranks whose sums are far behind, to compare it takes more memory
-/// than to go on one by one.
-const MOST_HELD: u64 = 1 << 21;
-
-/// So much is soon listed, and most calls are alike after a few iterations; of more it is not listed before all else is as
-/// the iteration before found it, which takes one iteration more.
+/// So much is soon listed. Of more it is looked again how much of it anybody may still ask for.
 const FEW_HELD: u64 = 1 << 14;
+
+/// Most calls are alike after so many iterations. What is held is listed after more of them only where it is little, or all
+/// else is as the iteration before found it, which takes one iteration more.
 const FIRST: u32 = 4;
+
+/// Where so much is held at a time, to compare it takes more memory than to go on one by one.
+const MOST_HELD: u64 = 1 << 22;
 
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
@@ -133,9 +134,9 @@ pub trait Course {
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let mut alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
+        let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
-        let (mut earliest, mut led, mut given_up) = (outside, true, false);
+        let (mut earliest, mut led) = (outside, true);
         // What the iteration before found, by how much later than the one before it, and so how often.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
@@ -170,10 +171,6 @@ pub trait Course {
                         break;
                     }
                 }
-                given_up = too_many;
-            }
-            if given_up {
-                alike = None;
             }
             let ranks = self.ranks_mut();
             ranks.floor = u64::MAX;
@@ -192,6 +189,11 @@ pub trait Course {
 
     /// What iteration `i` finds, but for what is held: of that it counts what is over after `since`.
     fn find(&mut self, alike: &Alike, i: u32, since: u64, finds: &mut Finds) {
+        finds.most_held = self.ranks().held_since(since);
+        if finds.most_held > FEW_HELD {
+            self.ranks_mut().forget();
+            finds.most_held = self.ranks().held_since(since);
+        }
         finds.clear();
         finds.runs.extend_from_slice(self.runs());
         let ranks = self.ranks();
@@ -201,12 +203,9 @@ pub trait Course {
             extend(&mut finds.written, &ranks.stamps.written[cells.clone()]);
             extend(&mut finds.read, &ranks.stamps.read[cells]);
         }
-        for (class, state) in ranks.state.iter().enumerate() {
-            let soonest = ranks.ahead.soonest[class];
-            finds.soonest.push(soonest);
+        for state in &ranks.state {
             for port in &state.ports {
-                let many = port.at_most_since(since.max(soonest));
-                finds.most_held = finds.most_held.saturating_add(many);
+                finds.lost.push(port.lost());
                 finds.marks.push(port.mark());
             }
             finds.waited.extend_from_slice(&state.waited);
@@ -220,10 +219,9 @@ pub trait Course {
 
     /// What is held that is over after the time that it was counted from.
     fn find_held(&self, finds: &mut Finds) {
-        for (state, &soonest) in self.ranks().state.iter().zip(&finds.soonest) {
-            let since = finds.held_since.max(soonest);
+        for state in &self.ranks().state {
             for port in &state.ports {
-                port.since(since, &mut |spell| finds.held.push(held(spell)));
+                port.since(finds.held_since, &mut |spell| finds.held.push(held(spell)));
                 finds.held_ends.push(finds.held.len());
             }
             finds.held.extend_from_slice(&state.sms);
@@ -308,8 +306,8 @@ pub trait Course {
         self.retrace(alike, rest.end - 1..rest.end, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
-        ranks.ahead.moved();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
+        ranks.guess.iter_mut().for_each(|guess| guess.later(by));
         ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
         // Its own pace, whether that is the device's or it is ahead of it.
         ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
@@ -344,7 +342,7 @@ fn extend(to: &mut Vec<Stamp>, from: &[Stamp]) {
 impl Finds {
     fn clear(&mut self) {
         [&mut self.lanes, &mut self.written, &mut self.read].into_iter().for_each(Vec::clear);
-        [&mut self.soonest, &mut self.compute_end, &mut self.devices, &mut self.host, &mut self.waited, &mut self.runs]
+        [&mut self.lost, &mut self.compute_end, &mut self.devices, &mut self.host, &mut self.waited, &mut self.runs]
             .into_iter()
             .for_each(Vec::clear);
         self.held.clear();
@@ -409,15 +407,17 @@ impl Finds {
             let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
             now.eq(then.iter().filter(|h| h.to > since).map(|h| (h.from + d, h.to + d, h.amount)))
         };
+        // Nobody asks a port for what it may have forgotten, now or one iteration before.
+        let known = |port: usize| floor.max(before.lost[port]).max(self.lost[port].saturating_sub(d));
         // Of each class a list by port, and then that of its SMs.
         let of_class = |class: usize| {
-            let since = floor.max(before.soonest[class]);
             let list = |i: usize| (self.held(class * LISTS + i), before.held(class * LISTS + i));
-            let ports = (0..PORTS).map(list).all(|(now, then)| held(now, then, since));
+            let ports = (0..PORTS).all(|i| held(list(i).0, list(i).1, known(class * PORTS + i)));
             let sms = list(PORTS);
-            self.soonest[class] <= since + d && ports && held(sms.0, sms.1, floor)
+            ports && held(sms.0, sms.1, floor)
         };
-        let listed = |finds: &Finds| finds.held_ends.len() == finds.soonest.len() * LISTS;
-        listed(self) && listed(before) && (0..self.soonest.len()).all(of_class)
+        let classes = self.compute_end.len();
+        let listed = |finds: &Finds| finds.held_ends.len() == classes * LISTS;
+        listed(self) && listed(before) && (0..classes).all(of_class)
     }
 }

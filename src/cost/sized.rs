@@ -25,11 +25,12 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
     }
     frame.known.replace(acts.into_known());
     let slots = Slots::new(frame, plan);
+    let ranks = Ranks::new(machine, &frame.fold, plan, slots.count as usize);
     let mut sized = Sized {
         frame,
         plan,
         sheets,
-        ranks: Ranks::new(machine, &frame.fold, plan, slots.count as usize).knowing(frame.movers(plan, &slots.base)),
+        ranks: ranks.clone().forgetting(),
         slots,
         runs: vec![0; frame.segments.len()],
         now: vec![],
@@ -40,7 +41,11 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
         pace: None,
         last: false,
     };
-    sized.scene(frame.scenes.len() - 1, &vec![])?;
+    sized.walk()?;
+    if sized.ranks.missed {
+        sized.again(ranks);
+        sized.walk()?;
+    }
     if sized.unlike {
         return Ok(None);
     }
@@ -93,6 +98,17 @@ struct Sized<'f> {
 }
 
 impl Sized<'_> {
+    /// Goes through all of the program.
+    fn walk(&mut self) -> Result<()> {
+        self.scene(self.frame.scenes.len() - 1, &vec![])
+    }
+
+    /// Goes back to where nothing has happened yet.
+    fn again(&mut self, ranks: Ranks) {
+        (self.ranks, self.unlike, self.pace, self.last) = (ranks, false, None, false);
+        self.runs.fill(0);
+    }
+
     fn scene(&mut self, scene: usize, env: &Env) -> Result<()> {
         let frame = self.frame;
         for part in &frame.scenes[scene].parts {

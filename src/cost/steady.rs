@@ -281,7 +281,7 @@ impl Stood {
         ranks.host.iter_mut().zip(&self.host).for_each(|(now, then)| more(now, then));
         walker.runs.iter_mut().zip(&self.runs).for_each(|(now, then)| more(now, then));
         if let Some(guess) = &mut ranks.guess {
-            guess.began.iter_mut().filter(|began| **began < u64::MAX).for_each(|began| *began += by);
+            guess.later(by);
         }
     }
 }

@@ -51,19 +51,6 @@ impl Track {
         self.lane.len()
     }
 
-    /// Of each communicator the first op that uses it, and whether that waits for a kernel of the compute lane.
-    pub fn movers(&self, plan: &Plan) -> Vec<(u16, usize, bool)> {
-        let (mut led, mut all): (Vec<bool>, Vec<(u16, usize, bool)>) = (vec![], vec![]);
-        for (node, &lane) in self.lane.iter().enumerate() {
-            let kernel = lane == 0 && self.is_kernel[node];
-            led.push(kernel || self.preds.of(node).iter().any(|&before| led[before as usize]));
-            if matches!(plan.lanes[lane as usize], Lane::Comm(..)) && all.iter().all(|known| known.0 != lane) {
-                all.push((lane, node, led[node]));
-            }
-        }
-        all
-    }
-
     /// The atoms that it looks up or leaves stamps of, some of them more than once.
     pub fn atoms(&self) -> impl Iterator<Item = u32> {
         let waits = self.after_write.items.iter().chain(&self.after_reads.items);

@@ -16,6 +16,24 @@ use crate::plan::*;
 use crate::timeline::Span;
 use std::rc::Rc;
 
+/// Walks a plan of one program, or of several op by op.
+pub fn run(
+    plan: &Plan,
+    machine: Machine,
+    fold: &Fold,
+    effort: Effort,
+    in_step: bool,
+    atoms: &Rc<AtomTable>,
+) -> Result<Found> {
+    let walker = || Walker::new(plan, machine, fold, effort, in_step, atoms.clone());
+    let mut forgetful = walker()?;
+    forgetful.ranks = forgetful.ranks.forgetting();
+    match forgetful.run()? {
+        Some(found) => Ok(found),
+        None => Ok(walker()?.run()?.expect("what is not forgotten is not missed")),
+    }
+}
+
 /// What every class does on a line, and in which order.
 struct Compiled {
     sheet: Sheet,
@@ -76,7 +94,8 @@ impl<'p> Walker<'p> {
         })
     }
 
-    pub fn run(mut self) -> Result<Found> {
+    /// None if something was asked for that had been forgotten.
+    fn run(mut self) -> Result<Option<Found>> {
         let plan = self.plan;
         if self.effort.stride && !self.effort.spans && self.in_step && segment::show_all(plan) {
             self.body(None, &plan.programs[0].ops, &Env::new())?;
@@ -84,7 +103,7 @@ impl<'p> Walker<'p> {
             self.whole()?;
         }
         let end = self.ranks.end();
-        Ok(self.found(end))
+        Ok((!self.ranks.missed).then(|| self.found(end)))
     }
 
     /// Runs ops of the program between two calls.
