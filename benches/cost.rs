@@ -28,7 +28,7 @@ struct Case {
     flat: bool,
 }
 
-fn cases() -> [Case; 4] {
+fn cases() -> [Case; 5] {
     let way =
         |dp, ring, ulysses, recompute| Parallelism { dp, ring, ulysses, zero: 1, recompute, ..Parallelism::default() };
     [
@@ -36,6 +36,7 @@ fn cases() -> [Case; 4] {
         Case { name: "ulysses8", par: way(8, 1, 8, Recompute::Full), seq_len: 65536, batches: 8, flat: true },
         Case { name: "usp2x8", par: way(4, 2, 8, Recompute::None), seq_len: 131072, batches: 8, flat: false },
         Case { name: "ring64", par: way(1, 64, 1, Recompute::Full), seq_len: 1 << 20, batches: 1, flat: false },
+        Case { name: "ring64x16", par: way(1, 64, 1, Recompute::Full), seq_len: 1 << 18, batches: 16, flat: false },
     ]
 }
 

@@ -3,6 +3,7 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
+use super::guess::Guess;
 use super::ranks::{Held, Stamp, raise};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
@@ -36,7 +37,8 @@ pub fn run(
         for part in &parts {
             let mut walker = Walker::new(plan, machine, part, effort, true, atoms.clone())?;
             if guesses {
-                walker.ranks = walker.ranks.forgetting();
+                let posted = vec![u64::MAX; walker.ranks.classes];
+                walker.ranks.guess = Some(Guess { posted, ..Guess::default() });
             }
             walkers.push(walker);
         }

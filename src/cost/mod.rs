@@ -20,6 +20,7 @@
 mod across;
 mod alike;
 mod frame;
+mod guess;
 mod past;
 mod ports;
 mod ranks;

@@ -6,7 +6,7 @@
 //! since. What is over before anything that is likely to come is forgotten ([`Guess`]); whoever comes earlier after all is
 //! seen, and the walk begins again and forgets nothing. What repeats is kept as a repetition.
 //!
-//! [`Guess`]: super::ranks::Guess
+//! [`Guess`]: super::guess::Guess
 
 use crate::act::charges::{self, Spell, amount};
 use crate::act::stretch::Held;

@@ -1,6 +1,7 @@
 //! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
 //! lies thing after thing and, of one thing, class after class.
 
+use super::guess::Guess;
 use super::past::Past;
 use super::ports::Port;
 use super::track::Track;
@@ -37,30 +38,6 @@ pub struct Stamps {
     pub lanes: Vec<Stamp>,
     pub written: Vec<Stamp>,
     pub read: Vec<Stamp>,
-}
-
-/// A guess of what nobody will ask for any more: before the last few lines began, and before what was posted and has not
-/// ended. Whoever goes on to ask for it sees `missed`, and goes back to forget nothing.
-#[derive(Debug, Clone)]
-pub struct Guess {
-    /// By class, the earliest start of what was posted.
-    pub posted: Vec<u64>,
-    /// The earliest start of each of the last lines, the last first.
-    pub began: [u64; LINES],
-}
-
-/// Ops of so many lines ago are hardly waited for: a transfer is posted in the line that it is for, or a few before it.
-const LINES: usize = 4;
-
-impl Guess {
-    fn soonest(&self, class: usize) -> u64 {
-        self.began.iter().fold(self.posted[class], |least, &began| least.min(began))
-    }
-
-    /// All of it is so much later.
-    pub fn later(&mut self, by: u64) {
-        self.began.iter_mut().filter(|began| **began < u64::MAX).for_each(|began| *began += by);
-    }
 }
 
 /// When bytes set off, and when they have arrived.
@@ -155,7 +132,7 @@ impl Ranks {
 
     /// The same ranks, who forget what nobody is likely to ask for any more.
     pub fn forgetting(self) -> Ranks {
-        Ranks { guess: Some(Guess { posted: vec![u64::MAX; self.classes], began: [0; LINES] }), ..self }
+        Ranks { guess: Some(Guess::default()), ..self }
     }
 
     /// How much is held by anyone at `since` or later, at most.

@@ -307,7 +307,8 @@ pub trait Course {
         let by = d * left;
         let ranks = self.ranks_mut();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
-        ranks.guess.iter_mut().for_each(|guess| guess.later(by));
+        // Where programs are side by side, what is posted next may have begun before all of this.
+        ranks.guess.iter_mut().filter(|guess| guess.posted.is_empty()).for_each(|guess| guess.later(by));
         ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
         // Its own pace, whether that is the device's or it is ahead of it.
         ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
@@ -407,12 +408,15 @@ impl Finds {
             let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
             now.eq(then.iter().filter(|h| h.to > since).map(|h| (h.from + d, h.to + d, h.amount)))
         };
-        // Nobody asks a port for what it may have forgotten, now or one iteration before.
-        let known = |port: usize| floor.max(before.lost[port]).max(self.lost[port].saturating_sub(d));
         // Of each class a list by port, and then that of its SMs.
         let of_class = |class: usize| {
             let list = |i: usize| (self.held(class * LISTS + i), before.held(class * LISTS + i));
-            let ports = (0..PORTS).all(|i| held(list(i).0, list(i).1, known(class * PORTS + i)));
+            let ports = (0..PORTS).all(|i| {
+                let port = class * PORTS + i;
+                // The iteration before asked for no earlier time, and the next must not find that the port has forgotten more.
+                let asked = floor.max(before.lost[port]);
+                self.lost[port] <= asked + d && held(list(i).0, list(i).1, asked)
+            });
             let sms = list(PORTS);
             ports && held(sms.0, sms.1, floor)
         };

@@ -42,7 +42,7 @@ impl Sum {
 struct Stood {
     stamps: Stamps,
     /// By class and port who held it, and how often it was held so far.
-    ports: Vec<(Vec<Spell>, usize)>,
+    ports: Vec<HeldPort>,
     owed: Vec<Owed>,
     sms: Vec<Vec<Held>>,
     compute_end: Vec<u64>,
@@ -164,6 +164,13 @@ struct At<'a, 'p> {
     walkers: &'a [Walker<'p>],
 }
 
+/// Who is known to hold a port, how often it was held so far, and what it may have forgotten.
+struct HeldPort {
+    held: Vec<Spell>,
+    mark: usize,
+    lost: u64,
+}
+
 impl Stood {
     fn of(walker: &Walker) -> Stood {
         let (ranks, runs) = (&walker.ranks, walker.runs.clone());
@@ -171,7 +178,7 @@ impl Stood {
         let ports = all().flat_map(|state| &state.ports).map(|port| {
             let mut held = vec![];
             port.since(0, &mut |spell| held.push(spell));
-            (held, port.mark())
+            HeldPort { held, mark: port.mark(), lost: port.lost() }
         });
         Stood {
             stamps: ranks.stamps.clone(),
@@ -202,11 +209,13 @@ impl Stood {
 
     /// Whether ports and SMs are held `d` later, by whoever is not gone before the floor.
     fn holds_alike(&self, ranks: &Ranks, floor: u64, d: u64) -> bool {
-        let ports = ranks.state.iter().flat_map(|state| &state.ports).zip(&self.ports).all(|(port, (then, _))| {
+        let ports = ranks.state.iter().flat_map(|state| &state.ports).zip(&self.ports).all(|(port, then)| {
             let mut held = vec![];
             port.since(floor + d, &mut |spell| held.push(spell));
             let later = |spell: &Spell| Spell { from: spell.from + d, to: spell.to + d, ..*spell };
-            held.into_iter().eq(then.iter().filter(|spell| spell.to > floor).map(later))
+            // Who asked the port asked for no earlier time, and who comes next must not find that it has forgotten more.
+            port.lost() <= floor.max(then.lost) + d
+                && held.into_iter().eq(then.held.iter().filter(|spell| spell.to > floor).map(later))
         });
         let same = |now: u64, then: u64| now == then + d || (now < floor + d && then < floor);
         let owed = ranks.state.iter().flat_map(|state| state.owed.iter().flatten()).zip(&self.owed);
@@ -266,7 +275,7 @@ impl Stood {
             }
         }
         for (state, ports) in ranks.state.iter_mut().zip(self.ports.chunks(PORTS)) {
-            state.ports.iter_mut().zip(ports).for_each(|(port, (_, mark))| port.again(*mark, d, times));
+            state.ports.iter_mut().zip(ports).for_each(|(port, then)| port.again(then.mark, d, times));
             for held in state.sms.iter_mut().filter(|held| held.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
