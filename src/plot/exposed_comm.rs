@@ -16,6 +16,7 @@ const PARTS: &[Part] = &[
     Part { column: "exposed_ep_s", name: "experts: rows, weights", color: RGBColor(150, 100, 60) },
     Part { column: "exposed_dp_s", name: "gradients, weights", color: RGBColor(0, 140, 120) },
     Part { column: "exposed_pp_s", name: "pipeline: activations", color: RGBColor(200, 70, 120) },
+    Part { column: "exposed_offload_s", name: "host memory: copies", color: RGBColor(90, 60, 40) },
     Part { column: "bubble_s", name: "other ranks' work", color: RGBColor(150, 156, 162) },
     Part { column: "host_s", name: "CPU issues too late", color: RGBColor(236, 190, 52) },
 ];
@@ -54,5 +55,21 @@ fn picture(bars: &[Bar], notes: &Notes) -> Picture {
             "costs nothing here.",
             "\"full\": with full recomputation.",
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bar is as high as its configuration waits: whatever rows have a column for is stacked.
+    #[test]
+    fn whatever_is_waited_for_is_stacked() {
+        let columns = include_str!("../../tests/golden/columns.txt").lines();
+        let waits: Vec<&str> = columns.filter(|c| c.starts_with("exposed_") && *c != "exposed_comm_s").collect();
+        assert!(waits.len() > 6, "{waits:?}");
+        for column in waits.into_iter().chain(["bubble_s", "host_s"]) {
+            assert!(PARTS.iter().any(|part| part.column == column), "{column}");
+        }
     }
 }
