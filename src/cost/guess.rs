@@ -2,7 +2,7 @@
 
 /// A guess of what nobody will ask for any more: before the last few lines began, and before what was posted and has not
 /// ended. Whoever goes on to ask for it sees `missed`, and goes back to forget nothing.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Guess {
     /// By class, the earliest start of what was posted; empty where nothing is, since there is one program.
     pub posted: Vec<u64>,

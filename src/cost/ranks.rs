@@ -55,7 +55,6 @@ const NO_PATH: u32 = u32::MAX;
 const UNKNOWN: Arrival = Arrival { ready: u64::MAX, path: NO_PATH, end: u64::MAX };
 
 /// Where all classes are.
-#[derive(Clone)]
 pub struct Ranks {
     pub classes: usize,
     pub stamps: Stamps,

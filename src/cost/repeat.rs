@@ -57,7 +57,7 @@ pub struct Finds {
     runs: Vec<u64>,
 }
 
-/// So much is soon listed. Of more it is looked again how much of it anybody may still ask for.
+/// So much is soon listed. Where more is held, it is first looked how much of it anybody is still likely to ask for.
 const FEW_HELD: u64 = 1 << 14;
 
 /// Most calls are alike after so many iterations. What is held is listed after more of them only where it is little, or all

@@ -25,12 +25,13 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
     }
     frame.known.replace(acts.into_known());
     let slots = Slots::new(frame, plan);
-    let ranks = Ranks::new(machine, &frame.fold, plan, slots.count as usize);
+    let atoms = slots.count as usize;
+    let ranks = || Ranks::new(machine, &frame.fold, plan, atoms);
     let mut sized = Sized {
         frame,
         plan,
         sheets,
-        ranks: ranks.clone().forgetting(),
+        ranks: ranks().forgetting(),
         slots,
         runs: vec![0; frame.segments.len()],
         now: vec![],
@@ -43,7 +44,7 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
     };
     sized.walk()?;
     if sized.ranks.missed {
-        sized.again(ranks);
+        sized.again(ranks());
         sized.walk()?;
     }
     if sized.unlike {
