@@ -16,7 +16,7 @@ const PARTS: &[Part] = &[
     Part { column: "exposed_ep_s", name: "experts: rows, weights", color: RGBColor(150, 100, 60) },
     Part { column: "exposed_dp_s", name: "gradients, weights", color: RGBColor(0, 140, 120) },
     Part { column: "exposed_pp_s", name: "pipeline: activations", color: RGBColor(200, 70, 120) },
-    Part { column: "exposed_offload_s", name: "host memory: copies", color: RGBColor(90, 60, 40) },
+    Part { column: "exposed_offload_s", name: "host: copies, kernels", color: RGBColor(90, 60, 40) },
     Part { column: "bubble_s", name: "other ranks' work", color: RGBColor(150, 156, 162) },
     Part { column: "host_s", name: "CPU issues too late", color: RGBColor(236, 190, 52) },
 ];
