@@ -189,12 +189,12 @@ pub trait Course {
 
     /// What iteration `i` finds, but for what is held: of that it counts what is over after `since`.
     fn find(&mut self, alike: &Alike, i: u32, since: u64, finds: &mut Finds) {
+        finds.clear();
         finds.most_held = self.ranks().held_since(since);
         if finds.most_held > FEW_HELD {
             self.ranks_mut().forget();
             finds.most_held = self.ranks().held_since(since);
         }
-        finds.clear();
         finds.runs.extend_from_slice(self.runs());
         let ranks = self.ranks();
         finds.held_since = since;

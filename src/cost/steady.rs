@@ -41,7 +41,7 @@ impl Sum {
 /// Where the ranks of a crew stood.
 struct Stood {
     stamps: Stamps,
-    /// By class and port who held it, and how often it was held so far.
+    /// By class and port.
     ports: Vec<HeldPort>,
     owed: Vec<Owed>,
     sms: Vec<Vec<Held>>,
