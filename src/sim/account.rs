@@ -1,4 +1,4 @@
-//! Where the time of each class went.
+//! The account of each class: where its time went.
 
 use super::engine::Engine;
 use super::run::{Kept, Run};
@@ -20,7 +20,7 @@ pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
     Timeline { step: seconds(end), classes, lanes: lane_labels(engine.plan) }
 }
 
-/// How long the compute lane stood still, by the lane it waited for.
+/// How long the compute lane stood still, ps, by the lane it waited for; the CPU is behind the lanes.
 fn waits(run: &Run, end: u64) -> Vec<u64> {
     let mut waited = run.waited.clone();
     // After its last kernel a rank waits for its own last transfer, and then for the others.
@@ -29,7 +29,7 @@ fn waits(run: &Run, end: u64) -> Vec<u64> {
     waited
 }
 
-/// Exposed communication by axis and the outermost tier that a rank's ops of a lane cross, as in `dp scale_out`; seconds,
+/// Exposed communication by axis and by the outermost tier that a rank's ops of a lane cross, as in `dp scale_out`: s,
 /// mean over the ranks.
 pub fn exposed(engine: &Engine) -> BTreeMap<String, f64> {
     let end = engine.last();
@@ -55,7 +55,7 @@ pub fn exposed(engine: &Engine) -> BTreeMap<String, f64> {
     all
 }
 
-/// The outermost tier that is reached through these ports.
+/// The name of the outermost tier that is reached through these ports, a bit each.
 pub fn tier_of(ports: u8) -> &'static str {
     match numbers(ports).max() {
         Some(port) if port >= SCALE_OUT => "scale_out",
@@ -84,6 +84,6 @@ fn spans(engine: &Engine, run: &Run) -> Vec<Span> {
         start: seconds(kept.start),
         end: seconds(kept.end),
     };
-    // What never ended is no span.
+    // An op that never ended has no span.
     run.kept.iter().enumerate().filter(|(_, kept)| kept.end < u64::MAX).map(span).collect()
 }

@@ -1,7 +1,8 @@
-//! Durations of blocks of kernels as they were measured, in place of those of their kernels.
+//! Measured durations of blocks of kernels, in place of the predicted ones of their kernels.
 //!
-//! A block's name is the path of its first kernel without iterations, the label of its last, and how many they are:
-//! `last/fwd/norm2`, `last/fwd/qkv..rope x2`; before it the program, where there are several.
+//! A block's name is the path of its first kernel without iterations, the label of its last kernel, and how many
+//! kernels there are: `last/fwd/norm2`, `last/fwd/qkv..rope x2`; where there are several programs, the program stands
+//! before it.
 
 use super::script;
 use crate::act::{Machine, picoseconds};
@@ -14,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::path::Path;
 
-/// A file of them.
+/// A file of durations of blocks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockTimes {
-    /// Who measured them, on what.
+    /// Who measured the blocks, and on what.
     #[serde(default)]
     pub source: String,
     pub blocks: Vec<BlockTime>,
@@ -30,16 +31,18 @@ pub struct BlockTimes {
 pub struct BlockTime {
     pub block: String,
     pub time_s: f64,
-    /// What its kernels were predicted to take together where the file was written: blocks of one name may be of other sizes in
-    /// another plan. None: nobody says.
+    /// Seconds that its kernels were predicted to take together where the file was written: blocks of one name may be
+    /// of other sizes in another plan. `None`: nobody says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_s: Option<f64>,
 }
 
-/// Predictions of one block that are further apart are of other kernels.
+/// Two predictions of one block that are further apart than this, relative, are of different kernels.
 const ALIKE: f64 = 0.02;
 
 impl BlockTimes {
+    /// The measured blocks of a JSON file. Errors: it cannot be read, has a time that is not between 0 and 100,000 s,
+    /// or names a block twice.
     pub fn load(path: &Path) -> Result<BlockTimes> {
         let file = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
@@ -57,7 +60,8 @@ impl BlockTimes {
         Ok(times)
     }
 
-    /// The blocks of a plan and what their kernels take together, to be filled with measurements.
+    /// The blocks of a plan with the seconds their kernels take together, to be filled with measurements. Errors: those
+    /// of [`crate::act::Acts::deeds`].
     pub fn predicted(plan: &Plan, machine: Machine) -> Result<BlockTimes> {
         let fold = fold::refine_marked(plan, machine.cluster, &vec![0; plan.ranks() as usize]);
         let none = Lookup::default();
@@ -76,7 +80,8 @@ impl BlockTimes {
         Ok(BlockTimes { source: "what the kernels are predicted to take together; not measured".into(), blocks })
     }
 
-    /// Errors: a block that was written for kernels of other sizes than the plan's, whose blocks are predicted.
+    /// Compares the blocks with those of a plan. Errors: a block that was written for kernels of other sizes than the
+    /// plan's, whose blocks are `predicted`.
     pub fn check(&self, predicted: &BlockTimes) -> Result<()> {
         let now: FxHashMap<&str, f64> = predicted.blocks.iter().map(|b| (b.block.as_str(), b.time_s)).collect();
         for BlockTime { block, predicted_s, .. } in &self.blocks {
@@ -92,21 +97,21 @@ impl BlockTimes {
         Ok(())
     }
 
-    /// The blocks of a plan as they are predicted, those that are here as they are here.
+    /// The blocks of a plan: those of `predicted`, with the times of this file for the blocks that it has.
     pub fn beside(&self, predicted: BlockTimes) -> Vec<BlockTime> {
         let known: FxHashMap<&str, f64> = self.blocks.iter().map(|b| (b.block.as_str(), b.time_s)).collect();
         let taken = |b: BlockTime| BlockTime { time_s: *known.get(b.block.as_str()).unwrap_or(&b.time_s), ..b };
         predicted.blocks.into_iter().map(taken).collect()
     }
 
-    /// To be looked up by name.
+    /// The times, to be looked up by name.
     pub fn lookup(&self) -> Lookup {
         let ps = |time: &BlockTime| (time.block.clone(), picoseconds(Seconds::new(time.time_s)));
         Lookup { times: self.blocks.iter().map(ps).collect(), used: RefCell::default() }
     }
 }
 
-/// Picoseconds by name, and which of the names there are.
+/// Picoseconds by name of a block, and which of the names were asked for.
 #[derive(Debug, Default)]
 pub struct Lookup {
     times: FxHashMap<String, u64>,
@@ -126,7 +131,7 @@ impl Lookup {
         found
     }
 
-    /// Errors: a name that no block of the plan has.
+    /// Checks that every name was asked for. Errors: a name that no block of the plan has.
     pub fn check(&self) -> Result<()> {
         let used = self.used.borrow();
         match self.times.keys().filter(|name| !used.contains(*name)).min() {

@@ -1,4 +1,4 @@
-//! Runs of kernels that are one op where a step is played block by block.
+//! Blocks: runs of kernels that are one op where a step is played block by block.
 
 use super::block_times::Lookup;
 use crate::act::Deeds;
@@ -6,18 +6,19 @@ use crate::plan::link::{Csr, Line};
 use crate::plan::{Lane, OpKind, Plan};
 use rustc_hash::FxHashMap;
 
-/// Which ops of a line are one, with what they wait for.
+/// The blocks of a line, with the blocks that they wait for.
 pub struct Blocks {
-    /// Of each block, the ops of the line that are in it.
+    /// The ops of the line in each block.
     pub members: Csr,
-    /// Blocks that a block waits for.
+    /// The blocks that each block waits for.
     pub preds: Csr,
-    /// Of distinct ops that are several, and of each class, what the CPU takes to issue the first, and all.
+    /// For each distinct op that stands for several kernels, and each class: how long the CPU takes to issue the first
+    /// kernel, and all of them, in `host_launch`es.
     pub kernels: FxHashMap<u32, Vec<[u32; 2]>>,
 }
 
 impl Blocks {
-    /// The blocks of a line, and which distinct op each is: those of several kernels are added to `deeds`.
+    /// Finds the blocks of a line, and which distinct op each is; blocks of several kernels are added to `deeds`.
     ///
     /// A kernel joins the one before it on its lane if it waits for nothing but kernels of that lane, which are over
     /// when their turn has been, and if no op of another lane waits for the one before. Then nothing can happen
@@ -36,7 +37,7 @@ impl Blocks {
             computes && matches!(line.nodes[op].op.kind, OpKind::Compute { .. }) && !line.is_wait(op)
         };
         let lane = |op: usize| line.nodes[op].lane;
-        // Who on another lane waits for an op ends its block.
+        // An op that an op of another lane waits for ends its block.
         let mut waited = vec![false; n];
         for op in 0..n {
             line.preds(op).iter().filter(|&&p| lane(p as usize) != lane(op)).for_each(|&p| waited[p as usize] = true);
@@ -87,7 +88,7 @@ impl Blocks {
     }
 }
 
-/// What the block of these ops is called, see [`block_times`](super::block_times).
+/// The name of the block of these ops, see [`block_times`](super::block_times).
 pub fn name(plan: &Plan, program: u32, line: &Line, ops: &[u32]) -> String {
     let (head, tail) = (line.path(ops[0] as usize), &line.nodes[ops[ops.len() - 1] as usize].op.label);
     let parts: Vec<&str> = head.split('/').map(|part| part.split('[').next().unwrap_or(part)).collect();

@@ -7,7 +7,7 @@ use crate::collective::{Algorithm, Operation, pairs};
 use crate::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
-/// How long the bytes of a collective take over the links there are, which alone take `alone`.
+/// How long the bytes of a collective take over the cluster's links, if they take `alone` by the analytic model.
 pub fn simulated(
     cluster: &Cluster,
     algorithm: Algorithm,
@@ -22,11 +22,11 @@ pub fn simulated(
     }
 }
 
-/// As [`transfer`] of a flow for every two members. All are as large and as fast alone, so that max-min fairness gives
-/// the least to those of the link that is the fullest for its width: they keep their rate to the end, all others end
-/// before, and that link takes its bytes over its width.
+/// [`transfer`] with a flow for every two members. All flows are as large and as fast alone, so that max-min fairness
+/// gives the least to those over the link that is the fullest for its width: they keep their rate to the end, all
+/// others end before, and that link takes its bytes over its width.
 fn all_to_all(cluster: &Cluster, members: &[u32], bytes: f64, alone: Seconds) -> Seconds {
-    // Along the axes of a torus without a walk for every pair.
+    // On a torus this goes along the axes, without a walk for every pair.
     if let Some(block) = cluster.block(members) {
         return alone.max(block.all_to_all_alone(Bytes::new(bytes)));
     }
@@ -38,8 +38,8 @@ fn all_to_all(cluster: &Cluster, members: &[u32], bytes: f64, alone: Seconds) ->
     alone.max(Seconds::new(narrowest))
 }
 
-/// How long the flows take together, each of which would take `alone` if it shared nothing: just that where no link is
-/// too narrow for all that crosses it, longer where one is.
+/// How long the flows take together, if each would take `alone` and share nothing: just that where no link is too
+/// narrow for all that crosses it, longer where one is.
 pub fn transfer(cluster: &Cluster, streams: &[Stream], alone: Seconds) -> Seconds {
     let mut share = Share::new();
     let mut links: BTreeMap<Link, Resource> = BTreeMap::new();
@@ -66,7 +66,7 @@ pub fn transfer(cluster: &Cluster, streams: &[Stream], alone: Seconds) -> Second
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Mark, choices};
+    use crate::collective::{Protocol, choices};
     use crate::plan::CollectiveKind;
     use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
     use crate::units::Bytes;
@@ -148,8 +148,8 @@ mod tests {
         for groups in [whole(1), whole(2), whole(4), ranks] {
             let op = Operation::Whole(CollectiveKind::AllReduce);
             let of = |cluster| choices(cluster, &stack, op, &groups[0], Bytes::new(1e9));
-            // Marks that are slower than the wire are so on uplinks, too.
-            let simple = of(&wide).into_iter().zip(of(&narrow)).filter(|(alone, _)| alone.mark == Mark::Simple);
+            // Protocols that are slower than the wire are so on uplinks, too.
+            let simple = of(&wide).into_iter().zip(of(&narrow)).filter(|(alone, _)| alone.protocol == Protocol::Simple);
             for (alone, with) in simple.filter(|(alone, _)| alone.algorithm != Algorithm::Hierarchical) {
                 let flows = groups.iter().flat_map(|group| streams(&narrow, alone.algorithm, op, group, 1e9));
                 let shared = transfer(&narrow, &flows.collect::<Vec<_>>(), alone.time.transfer).value();
@@ -176,7 +176,7 @@ mod tests {
             let op = Operation::Whole(kind);
             let of = |cluster: &Cluster| {
                 let all = choices(cluster, &stack, op, &members, Bytes::new(bytes));
-                let simple = all.into_iter().find(|choice| choice.mark == Mark::Simple).unwrap();
+                let simple = all.into_iter().find(|choice| choice.protocol == Protocol::Simple).unwrap();
                 let [analytic, nics] = [simple.time.transfer, Seconds::new(1e-9)];
                 [analytic.value(), simulated(cluster, simple.algorithm, op, &members, bytes, nics).value()]
             };

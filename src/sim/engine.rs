@@ -18,7 +18,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// The host has issued an op that nothing else keeps.
+    /// The host has issued an op for which nothing else has to be waited.
     Issued {
         class: u32,
         op: u32,
@@ -27,7 +27,7 @@ pub(super) enum Event {
         class: u32,
         op: u32,
     },
-    /// A copy, or a kernel of the CPU's.
+    /// A copy, or a kernel of the CPU, ends.
     AsideEnds {
         class: u32,
         op: u32,
@@ -45,7 +45,7 @@ pub(super) enum Event {
     Planes,
 }
 
-/// Time, then the order in which events were found.
+/// An event in the queue: its time, ps, then its place in the order in which events were found.
 type Queued = Reverse<(u64, u64, Event)>;
 
 pub struct Engine<'p> {
@@ -55,29 +55,29 @@ pub struct Engine<'p> {
     pub runs: Vec<Run>,
     pub meetings: Meetings,
     pub(super) queue: BinaryHeap<Queued>,
-    /// Ops that can begin now.
+    /// Ops that can begin now, by class.
     pub(super) ready: VecDeque<(u32, u32)>,
     pub now: u64,
     pub(super) found: u64,
-    /// The latest event that was asked for.
+    /// The time of the latest event that was asked for, ps.
     pub latest: u64,
     pub events: u64,
     pub slowed: u64,
     pub(super) jitter: Option<Jitter>,
-    /// If there are any that ranks get in each other's way on.
+    /// The links on which ranks can get in each other's way; `None` if there are no such links.
     pub links: Option<Links>,
     pub moved: Vec<Moved>,
     pub arrows: Vec<Arrow>,
     pub(super) sms: u32,
-    /// Of a rank's links inside the node and out of it, bytes a second.
+    /// Bytes a second of a rank's links inside the node, and of its links out of it.
     pub(super) rates: [f64; 2],
     pub(super) host_launch: u64,
     pub(super) keep: bool,
-    /// How long an op that communicates may wait and take together.
+    /// How long an op that communicates may wait and take together, ps.
     pub watchdog: u64,
-    /// When the first was over its time.
+    /// When the first op had taken longer than that, ps.
     pub overdue: u64,
-    /// Nothing that comes later is gone through.
+    /// The time behind which no event is gone through, ps.
     pub until: u64,
 }
 
@@ -125,7 +125,7 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Goes through all events there are until then. Ops that are left wait for what never comes, or comes later.
+    /// Goes through all events up to `until`. Ops that are left wait for something that never comes, or comes later.
     pub fn run(&mut self) {
         for class in 0..self.runs.len() {
             let roots = &self.scripts[self.runs[class].program].roots;
@@ -136,7 +136,7 @@ impl<'p> Engine<'p> {
         loop {
             let until = self.until;
             let next = self.queue.peek().map(|Reverse((time, ..))| *time).filter(|&time| time <= until);
-            // What happens at one moment is told to the links before they are asked how things go on.
+            // Everything that happens at one moment is told to the links before they are asked how things go on.
             if next != Some(self.now) && self.bytes_end(next.unwrap_or(until)) {
                 continue;
             }
@@ -152,18 +152,18 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// The end of the last op.
+    /// The end of the last op, ps.
     pub fn last(&self) -> u64 {
         self.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0)
     }
 
-    /// When the first of those that communicate now would be over its time.
+    /// When the first of the ops that communicate now will have taken longer than the watchdog lets it, ps.
     pub fn first_due(&self) -> u64 {
         let since = |(class, op): (u32, u32)| self.runs[class as usize].since(op);
         self.meetings.parties().filter_map(since).min().map_or(u64::MAX, |since| since.saturating_add(self.watchdog))
     }
 
-    /// Goes on to the next end of bytes on shared links, if there is one not after `next`.
+    /// Goes on to the next end of bytes on shared links, if that comes no later than `next`; returns whether it did.
     fn bytes_end(&mut self, next: u64) -> bool {
         let Some(links) = &mut self.links else { return false };
         let Some(end) = links.next_end().filter(|&end| end <= next) else { return false };
@@ -172,7 +172,7 @@ impl<'p> Engine<'p> {
         self.now = end;
         self.events += done.len() as u64;
         for id in done.into_iter().map(|id| id as MeetingId) {
-            // One that went before may have taken it along.
+            // A meeting that went before may have taken this one along.
             if self.meetings.get(id).activity.is_some() {
                 self.have_gone(id);
             }
@@ -204,12 +204,12 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Links between nodes have what is left of the planes, from now to the next change.
+    /// Sets links between nodes to what is left of the planes, from now to the next change.
     fn planes_change(&mut self) {
         let now = self.now;
         if let Some(links) = &mut self.links {
             let next = links.planes_change(now);
-            // Once nothing is left to do, changes are no events any more.
+            // Once nothing is left to do, further changes are no events.
             if self.runs.iter().any(|run| run.left > 0) {
                 self.push(next, Event::Planes);
             }
@@ -217,7 +217,8 @@ impl<'p> Engine<'p> {
     }
 
     pub(super) fn push(&mut self, time: u64, event: Event) {
-        // What never ends is no event: those who wait for it are found waiting. What ends too late to be told is none either.
+        // An event at no time never comes: those who wait for it are found waiting. An event too late to be told is
+        // dropped, too.
         self.latest = self.latest.max(if time < u64::MAX { time } else { 0 });
         if time < Stamp::LIMIT {
             self.found += 1;
@@ -233,7 +234,7 @@ impl<'p> Engine<'p> {
             let issued = u64::from(cell.issued) * launch;
             let host = run.began(op) + issued;
             let cell = run.cell(&self.scripts[run.program], op);
-            // At the same moment it is the device that was waited for.
+            // Where both come at the same moment, the device counts as what was waited for.
             if host > cell.start.ps() {
                 cell.start = Stamp::new(host, host_lane);
             }
@@ -287,7 +288,7 @@ impl<'p> Engine<'p> {
         self.push(kernel.end, Event::KernelEnds { class, op });
     }
 
-    /// The SMs that communication holds are others than was thought.
+    /// Finds the ends of running kernels anew: communication holds more or fewer SMs than was thought.
     pub(super) fn price_kernels(&mut self, class: u32, held_by: u32) {
         let (run, now) = (&mut self.runs[class as usize], self.now);
         let mut changed = vec![];
@@ -319,8 +320,8 @@ impl<'p> Engine<'p> {
         self.end(class, op, start.or_later(now, lane));
     }
 
-    /// An op beside the compute lane is over now; `ready`: when all who take part had come, and what the last of them had
-    /// waited for, where there are some.
+    /// Ends an op beside the compute lane now. `ready`: when all who take part had come, and the lane that the last of
+    /// them had waited for; `None` for an op without partners.
     pub(super) fn end_beside(&mut self, class: u32, op: u32, ready: Option<Stamp>) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
@@ -332,7 +333,7 @@ impl<'p> Engine<'p> {
         self.end(class, op, start.or_later(self.now, lane));
     }
 
-    /// An op is over: those that wait for nothing else can begin.
+    /// Ends an op, and lets those begin that wait for nothing else.
     pub(super) fn end(&mut self, class: u32, op: u32, end: Stamp) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
@@ -360,7 +361,7 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// How long a kernel takes beside communication that was launched before it.
+/// How long a kernel takes beside communication that was launched before it, ps.
 fn beside(run: &Run, sms: u32, kernel: &Running) -> u64 {
     if run.sms.is_empty() {
         return kernel.duration;

@@ -1,4 +1,4 @@
-//! What can be wrong with a machine: slow GPUs, slow, down or flapping links, dead planes, dead ranks, jitter.
+//! The faults that a machine can have: slow GPUs, slow, down or flapping links, dead planes, dead ranks, jitter.
 //!
 //! A file of faults is JSON (`traces/failures`); words of the command line say the same.
 
@@ -20,57 +20,57 @@ pub enum Port {
     Nic,
 }
 
-/// Something that is wrong from the beginning of the step on, or from a time on.
+/// A fault, from the beginning of the step on or from a later time on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fault {
-    /// Kernels take `factor` times as long: below its clock, hot, or beside a noisy neighbour.
+    /// A GPU below its clock, hot, or beside a noisy neighbour: its kernels take `factor` times as long.
     SlowGpu { rank: u32, factor: f64 },
-    /// What crosses the port has `factor` of its speed; 0 is a link that is down.
+    /// A port whose links have `factor` of their speed; 0 is a link that is down.
     SlowLink {
         rank: u32,
         port: Port,
         factor: f64,
         #[serde(default)]
         from_s: f64,
-        /// None: for good.
+        /// When it ends, s; `None`: never.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_s: Option<f64>,
     },
-    /// Up for `up_s`, then down for `down_s`, and again.
+    /// A port that is up for `up_s`, then down for `down_s`, and again.
     Flapping { rank: u32, port: Port, up_s: f64, down_s: f64 },
-    /// Does nothing any more from `at_s` on.
+    /// A rank that does nothing any more from `at_s` on.
     Dead { rank: u32, at_s: f64 },
-    /// One of the networks beside each other is down: what went over it goes over the others.
+    /// One of the networks beside each other that is down: its traffic goes over the others.
     DeadPlane {
         plane: u32,
         #[serde(default)]
         from_s: f64,
-        /// None: for good.
+        /// When it ends, s; `None`: never.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to_s: Option<f64>,
     },
-    /// Every kernel takes another time, each by itself: of all ranks, or of one.
+    /// Kernels that take another time each, by itself: those of one rank, or (`None`) of all ranks.
     Jitter {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rank: Option<u32>,
         #[serde(default)]
         shape: Shape,
-        /// Standard deviation, as part of the kernel's time.
+        /// Standard deviation, as a part of the kernel's time.
         sd: f64,
     },
 }
 
-/// How the times of a kernel are spread.
+/// The distribution of a kernel's time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
-    /// Around the time without jitter.
+    /// Times spread around the time without jitter.
     #[default]
     Normal,
-    /// Around it, too, with a longer tail above.
+    /// Times spread around it, too, with a longer tail above.
     Lognormal,
-    /// Above it only: what the operating system takes.
+    /// Times above it only: what the operating system takes.
     Exponential,
 }
 
@@ -78,10 +78,10 @@ pub enum Shape {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Faults {
-    /// Where such a thing was seen.
+    /// Where such faults were seen.
     #[serde(default)]
     pub source: String,
-    /// How long a collective may wait before the library ends the job.
+    /// How long a collective may wait before the library ends the job, s; `None`: for ever.
     #[serde(default = "watchdog", skip_serializing_if = "Option::is_none")]
     pub watchdog_s: Option<f64>,
     #[serde(default)]
@@ -97,6 +97,7 @@ fn watchdog() -> Option<f64> {
 }
 
 impl Faults {
+    /// The faults of a JSON file. Errors: it cannot be read, or has a watchdog's time or a fault that cannot be.
     pub fn load(path: &Path) -> Result<Faults> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
@@ -120,7 +121,7 @@ fn not(holds: bool, say: impl FnOnce() -> String) -> Option<String> {
 }
 
 impl Fault {
-    /// In words.
+    /// The fault in words.
     pub fn said(&self) -> String {
         let port = |port: &Port| match port {
             Port::Nic => "network",
@@ -148,7 +149,7 @@ impl Fault {
         }
     }
 
-    /// When it is first felt, s.
+    /// When the fault is first felt, s.
     pub fn begins_s(&self) -> f64 {
         match *self {
             Fault::SlowLink { from_s, .. } | Fault::DeadPlane { from_s, .. } => from_s,
@@ -169,7 +170,7 @@ impl Fault {
         }
     }
 
-    /// Why it cannot be, with so many ranks if they are known.
+    /// Checks the fault's numbers, and its ranks if their number is known. Errors: why there cannot be such a fault.
     pub fn check(&self, ranks: Option<u32>) -> std::result::Result<(), String> {
         let (time, share) = (|s: f64| (0.0..1e5).contains(&s), |x: f64| (0.0..=1.0).contains(&x));
         let wrong = match *self {
@@ -205,7 +206,7 @@ impl Fault {
         wrong.or(beyond).map_or(Ok(()), Err)
     }
 
-    /// `RANK:FACTOR`
+    /// Reads `RANK:FACTOR`. Errors: how to write it.
     pub fn slow_gpu(word: &str) -> std::result::Result<Fault, String> {
         let how = "write RANK:FACTOR, as in 5:1.1";
         let (rank, factor) = word.split_once(':').ok_or(how)?;
@@ -213,7 +214,7 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `RANK[:nic|:nvlink]:FACTOR`
+    /// Reads `RANK[:nic|:nvlink]:FACTOR`. Errors: how to write it.
     pub fn slow_link(word: &str) -> std::result::Result<Fault, String> {
         let how = "write RANK:FACTOR or RANK:nvlink:FACTOR, as in 5:0.5; 0 is down";
         let (rank, rest) = word.split_once(':').ok_or(how)?;
@@ -228,7 +229,7 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `RANK:UP:DOWN`, in seconds
+    /// Reads `RANK:UP:DOWN`, in seconds. Errors: how to write it.
     pub fn flapping(word: &str) -> std::result::Result<Fault, String> {
         let how = "write RANK:UP:DOWN in seconds, as in 5:10:3";
         let parts: Vec<&str> = word.split(':').collect();
@@ -238,7 +239,7 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `RANK@TIME`, in seconds
+    /// Reads `RANK@TIME`, in seconds. Errors: how to write it.
     pub fn dead(word: &str) -> std::result::Result<Fault, String> {
         let how = "write RANK@SECONDS, as in 5@0.3";
         let (rank, at) = word.split_once('@').ok_or(how)?;
@@ -246,7 +247,7 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `PLANE`, or `PLANE@TIME` in seconds
+    /// Reads `PLANE`, or `PLANE@TIME` in seconds. Errors: how to write it.
     pub fn dead_plane(word: &str) -> std::result::Result<Fault, String> {
         let how = "write PLANE or PLANE@SECONDS, as in 0@0.3";
         let (plane, from) = word.split_once('@').unwrap_or((word, "0"));
@@ -254,7 +255,7 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `[RANK:]SHAPE:SD`
+    /// Reads `[RANK:]SHAPE:SD`. Errors: how to write it.
     pub fn jitter(word: &str) -> std::result::Result<Fault, String> {
         let how = "write SHAPE:SD or RANK:SHAPE:SD with normal, lognormal or exponential, as in normal:0.02";
         let parts: Vec<&str> = word.split(':').collect();
@@ -278,14 +279,14 @@ fn number<T: std::str::FromStr>(text: &str, how: &str) -> std::result::Result<T,
     text.trim().parse().map_err(|_| format!("{text:?} is no number here; {how}"))
 }
 
-/// What is wrong with one rank, put together.
+/// The state of one rank, with all its faults put together.
 #[derive(Debug, Clone)]
 pub struct Health {
-    /// How many times as long kernels take.
+    /// Factor by which kernels take longer.
     pub slow: f64,
-    /// Inside the node, out of it.
+    /// Speed of the links inside the node, and of those out of it.
     pub links: [Pace; 2],
-    /// Time of death.
+    /// Time of death, ps.
     pub dead: u64,
 }
 
@@ -296,7 +297,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// `planes`: see [`of_planes`].
+    /// The health of a rank. `planes`: the speed of the network's planes, see [`of_planes`].
     pub fn of(faults: &[Fault], rank: u32, planes: &Pace) -> Health {
         let mut health = Health::default();
         health.links[Port::Nic as usize] = planes.clone();
@@ -311,12 +312,13 @@ impl Health {
         match *fault {
             Fault::SlowGpu { factor, .. } => self.slow *= factor,
             Fault::SlowLink { port, factor, from_s, to_s, .. } => {
-                let spell = Spell { from: ps(from_s), to: to_s.map_or(u64::MAX, ps), factor, turns: None };
+                let spell =
+                    Spell { from: ps(from_s), to: to_s.map_or(u64::MAX, ps), factor, turns: None, behind: false };
                 self.links[port as usize].add(spell);
             }
             Fault::Flapping { port, up_s, down_s, .. } => {
                 let turns = Some([ps(up_s), ps(down_s)]);
-                self.links[port as usize].add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns });
+                self.links[port as usize].add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns, behind: false });
             }
             Fault::Dead { at_s, .. } => self.dead = self.dead.min(ps(at_s)),
             Fault::DeadPlane { .. } | Fault::Jitter { .. } => {}
@@ -324,7 +326,7 @@ impl Health {
     }
 }
 
-/// What is left of a network of `planes` beside each other: traffic is spread over those that are alive.
+/// The speed that is left of a network of `planes` beside each other: traffic is spread over those that are alive.
 pub fn of_planes(faults: &[Fault], planes: u32) -> Pace {
     let ps = |s: f64| picoseconds(Seconds::new(s));
     let dead = |fault: &Fault| match *fault {
@@ -341,13 +343,13 @@ pub fn of_planes(faults: &[Fault], planes: u32) -> Pace {
         let down: BTreeSet<u32> = now.map(|(plane, ..)| *plane).collect();
         let factor = 1.0 - down.len() as f64 / f64::from(planes);
         if !down.is_empty() {
-            pace.add(Spell { from: edge[0], to: edge[1], factor, turns: None });
+            pace.add(Spell { from: edge[0], to: edge[1], factor, turns: None, behind: true });
         }
     }
     pace
 }
 
-/// Not the three hundred digits of a number that was never meant.
+/// A number in few digits: not the three hundred of one that was never meant.
 fn short(x: f64) -> String {
     if x.is_finite() && x.abs() >= 1e9 { format!("{x:e}") } else { x.to_string() }
 }

@@ -1,4 +1,4 @@
-//! Who waits for ever, or for longer than a watchdog lets him, in which op, and whom for.
+//! Ranks that wait for ever, or for longer than a watchdog lets them: in which op, and for whom.
 
 use super::engine::Engine;
 use super::meeting::Key;
@@ -12,42 +12,42 @@ use crate::units::Seconds;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Ranks that do the same and wait for the same.
+/// Ranks that do the same, and wait for the same.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Waiting {
     pub rank: u32,
-    /// How many ranks are like it.
+    /// How many ranks there are like it, itself included.
     pub ranks: u32,
-    /// The op.
+    /// Path of the op that it waits in.
     pub path: String,
     pub since_s: f64,
-    /// Ranks that have not come, one of each class; none: the op's bytes never arrive, or it has never begun.
+    /// Ranks that have not come, one of each class; empty: the op's bytes never arrive, or the op has never begun.
     pub waits_for: Vec<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Hang {
-    /// When anything moved last; or when a watchdog ends the step.
+    /// When anything moved last, or when a watchdog ends the step, s.
     pub at_s: f64,
-    /// A watchdog ends the step, that would go on.
+    /// Whether a watchdog ends a step that would go on.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overdue: bool,
-    /// When the step would be over if nothing ended it; none: never, or later than can be told.
+    /// When the step would be over if nothing ended it, s; `None`: never, or later than can be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub over_s: Option<f64>,
     /// Ranks that died.
     pub dead: Vec<u32>,
-    /// Links that are down and stay so, or are down when a watchdog ends the step.
+    /// Links that are down for good, or are down when a watchdog ends the step.
     pub down: Vec<Down>,
-    /// By time, the first to wait first.
+    /// Who waits, those first who began to wait first.
     pub waiting: Vec<Waiting>,
 }
 
-/// A link of a rank.
+/// A link of a rank that is down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Down {
     pub rank: u32,
-    /// Inside its node or between nodes.
+    /// Which of its links: inside its node, or between nodes.
     pub link: &'static str,
 }
 
@@ -67,7 +67,8 @@ impl Hang {
         Some(Hang { at_s: seconds(engine.now).value(), overdue: false, over_s: None, dead, down, waiting })
     }
 
-    /// Who waits in ops that communicate, in an engine that was stopped when the first of them was over its time.
+    /// The hang of an engine that was stopped when an op had taken longer than the watchdog lets it: who waits in ops
+    /// that communicate. `over`: when the step would have been over, ps.
     pub fn overdue(engine: &Engine, over: Option<u64>) -> Hang {
         let mut longest: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         for (class, op) in engine.meetings.parties() {
@@ -92,13 +93,13 @@ impl Hang {
         }
     }
 
-    /// When the first to wait has waited for so long, in ps.
+    /// When whoever waited first has waited for `watchdog` ps, in ps.
     pub fn ends(&self, watchdog: u64) -> u64 {
         let first = self.waiting.first().map_or(self.at_s, |w| w.since_s);
         picoseconds(Seconds::new(first)).saturating_add(watchdog)
     }
 
-    /// What is wrong with a plan that hangs on a machine that is well.
+    /// The error of a plan that hangs on a machine without faults.
     pub fn deadlock(&self) -> Error {
         let said = self.waiting.iter().take(8).map(|w| {
             let for_: Vec<String> = w.waits_for.iter().map(u32::to_string).collect();
@@ -115,7 +116,7 @@ fn by_time(waiting: &mut [Waiting]) {
     waiting.sort_by(|a, b| a.since_s.total_cmp(&b.since_s).then(a.rank.cmp(&b.rank)));
 }
 
-/// Links that are so.
+/// The links whose speed is as `so` says.
 fn down(engine: &Engine, so: impl Fn(&Pace) -> bool) -> Vec<Down> {
     let of = |(class, run): (usize, &Run)| {
         let names = run.health.links.clone().into_iter().zip(["inside nodes", "between nodes"]);
@@ -125,7 +126,7 @@ fn down(engine: &Engine, so: impl Fn(&Pace) -> bool) -> Vec<Down> {
     engine.runs.iter().enumerate().flat_map(of).collect()
 }
 
-/// A class that waits in an op since then, in picoseconds.
+/// A class that waits in an op since `start`, ps.
 fn since(engine: &Engine, class: usize, (start, op): (u64, u32)) -> Waiting {
     let run = &engine.runs[class];
     let script = &engine.scripts[run.program];
@@ -138,7 +139,8 @@ fn since(engine: &Engine, class: usize, (start, op): (u64, u32)) -> Waiting {
     }
 }
 
-/// What a class waits in: the first op that has begun and not ended, or else the first that has not begun.
+/// The op that a class waits in: the first that has begun and not ended, or else the first that has not begun; `None`
+/// if all have ended.
 fn waiting(engine: &Engine, class: usize, run: &Run) -> Option<Waiting> {
     let script = &engine.scripts[run.program];
     let begun = |op: u32| !missing(engine, class, run, script, op).is_empty();
@@ -146,10 +148,10 @@ fn waiting(engine: &Engine, class: usize, run: &Run) -> Option<Waiting> {
     Some(since(engine, class, (cell.start.ps(), op)))
 }
 
-/// Ranks that have not come to what an op has begun.
+/// Ranks that have not come to the meetings that an op has begun.
 fn missing(engine: &Engine, class: usize, run: &Run, script: &Script, op: u32) -> Vec<u32> {
     let (own, rank, lane) = (class as u32, engine.fold.representatives[class], script.lane(op));
-    // Those who are there already, if this class is one of them.
+    // The classes that are at a meeting already, if this class is one of them.
     let present = |key: Key| engine.meetings.present(&key).filter(|present| present.contains(&own));
     match script.deed(op, run.local) {
         Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => vec![],
@@ -160,7 +162,7 @@ fn missing(engine: &Engine, class: usize, run: &Run, script: &Script, op: u32) -
                 let by = if way.dir == Direction::Send { way.by as i32 } else { -(way.by as i32) };
                 Some(group.neighbour(&engine.plan.views, rank, by))
             };
-            // Several legs may wait for one.
+            // Several legs may wait for one rank.
             let mut whom: Vec<u32> = script.deeds.legs(first, count).iter().enumerate().filter_map(peer).collect();
             whom.sort_unstable();
             whom.dedup();

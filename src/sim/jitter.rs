@@ -16,14 +16,14 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::{Continuous, ContinuousCDF, Normal};
 
-/// How the ranks of a class are spread around the one that is followed, in ps: what each has for itself, and what
-/// those have in common who have met since.
+/// The spread of a class's ranks around the rank that is followed, in ps: what each rank has for itself, and what ranks
+/// have in common since they have met.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Noise {
-    /// Time of the rank less the mean.
+    /// How far the rank is from the mean, and how far the ranks differ.
     own: Normally,
     common: Normally,
-    /// Axes along which `common` is the same: a bit each.
+    /// Axes along which ranks have `common` in common, a bit each.
     scope: u16,
 }
 
@@ -34,7 +34,7 @@ struct Normally {
 }
 
 impl Noise {
-    /// What tells apart those who meet along `axes`.
+    /// The part that tells ranks apart who meet along `axes`.
     fn along(&self, axes: u16) -> Normally {
         match self.scope & axes == axes {
             true => self.own,
@@ -42,7 +42,7 @@ impl Noise {
         }
     }
 
-    /// What those who meet along `axes` have in common.
+    /// The part that ranks who meet along `axes` have in common.
     fn beyond(&self, axes: u16) -> Normally {
         if self.scope & axes == axes { self.common } else { Normally::default() }
     }
@@ -57,16 +57,16 @@ pub fn axes_of(lane: &Lane) -> u16 {
 }
 
 pub struct Jitter {
-    /// By class.
+    /// The causes of jitter, by class.
     spread: Vec<Vec<Spread>>,
     rng: ChaCha8Rng,
     normal: Normal,
 }
 
-/// A kernel takes at least so much of its time.
+/// A kernel takes at least this part of its time.
 const LEAST: f64 = 0.1;
 
-/// What one cause adds to the times of kernels, as part of them. Several add up.
+/// A cause of jitter: what it adds to the times of kernels, as a part of them. Several add up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Spread {
     shape: Shape,
@@ -80,7 +80,7 @@ impl Spread {
 }
 
 impl Jitter {
-    /// Jitter of classes with these representatives; none if no kernel of theirs has any.
+    /// The jitter of the classes with these representatives; `None` if no kernel of theirs has any.
     pub fn of(faults: &[Fault], seed: u64, representatives: &[u32]) -> Option<Jitter> {
         let on = |rank: u32| {
             let spread = move |fault: &Fault| match *fault {
@@ -96,7 +96,7 @@ impl Jitter {
         any.then(|| Jitter { spread, rng: ChaCha8Rng::seed_from_u64(seed), normal: Normal::standard() })
     }
 
-    /// What a cause adds to one kernel.
+    /// Draws what a cause adds to one kernel, as a part of its time.
     fn draw(&mut self, Spread { shape, sd }: Spread) -> f64 {
         match shape {
             Shape::Normal => sd * self.greatest(1),
@@ -108,13 +108,13 @@ impl Jitter {
         }
     }
 
-    /// The greatest of `n` normal numbers.
+    /// Draws the greatest of `n` normal numbers.
     fn greatest(&mut self, n: u32) -> f64 {
         let u: f64 = self.rng.random_range(1e-12..1.0);
         self.normal.inverse_cdf(u.powf(1.0 / f64::from(n)))
     }
 
-    /// How long a kernel of a class takes this time.
+    /// Draws how long a kernel of a class takes this time, ps, and adds to the class's noise.
     pub fn kernel(&mut self, class: u32, duration: u64, noise: &mut Noise) -> u64 {
         let (mut factor, mut mean, mut var) = (1.0, 1.0, 0.0);
         for at in 0..self.spread[class as usize].len() {
@@ -130,8 +130,8 @@ impl Jitter {
         takes
     }
 
-    /// How much later than the last of those who are followed the last of all starts who meet along `axes`, and how
-    /// that is spread.
+    /// Draws how much later the last of all ranks who meet along `axes` starts than the last of those who are followed,
+    /// ps; and the noise behind the meeting.
     pub fn gather(&mut self, parties: &[Party], axes: u16) -> (u64, Noise) {
         let (mut late, mut all): (f64, Option<(f64, f64)>) = (0.0, None);
         let (mut common, mut scope) = (Normally::default(), axes);
@@ -142,7 +142,7 @@ impl Jitter {
             // A class may meet itself: two ranks of it.
             let count: u32 = parties.iter().filter(|p| p.class == party.class).map(|p| p.count).sum();
             let noise = party.noise.along(axes);
-            // Since the last of them came.
+            // Times are counted from when the last of them came.
             let (mean, sd) = (-noise.drift - party.ago as f64, noise.var.sqrt());
             if count > 1 && sd > 0.0 {
                 late = late.max(mean + sd * self.greatest(count - 1));
@@ -156,7 +156,8 @@ impl Jitter {
         (late as u64, Noise { own: Normally::default(), common, scope })
     }
 
-    /// Mean of the greatest of `n`: known for a few (Jones, 1948), and by Blom (1958) within 0.02 for many.
+    /// Mean of the greatest of `n` normal numbers: known for a few (Jones, 1948), and by Blom (1958) within 0.02 for
+    /// many.
     fn mean(&self, n: u32) -> f64 {
         const ONE_BY_ROOT_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI / 2.0;
         match n {
@@ -167,13 +168,13 @@ impl Jitter {
         }
     }
 
-    /// Standard deviation of the greatest of `n`.
+    /// Standard deviation of the greatest of `n` normal numbers.
     fn spread(&self, n: u32) -> f64 {
         let q = |p: f64| self.normal.inverse_cdf(p.powf(1.0 / f64::from(n)));
         if n > 1 { (q(0.8832) - q(0.2142)) / 2.0 } else { 1.0 }
     }
 
-    /// Mean and variance of the greater of two.
+    /// Mean and variance of the greater of two normal numbers with these means and variances.
     fn greater(&self, (m, v): (f64, f64), (n, w): (f64, f64)) -> (f64, f64) {
         let theta = (v + w).sqrt();
         if theta == 0.0 {

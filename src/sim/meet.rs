@@ -4,6 +4,7 @@ use super::engine::{Engine, Event};
 use super::jitter::{Noise, axes_of};
 use super::links::footprint;
 use super::meeting::{Key, Meeting, MeetingId, Party, What, order};
+use super::pace::Asks;
 use super::ports::Through;
 use super::run::{Kept, Moved, Run, Taken};
 use crate::act::charges::Spell;
@@ -67,7 +68,8 @@ impl Engine<'_> {
             if way.dir == Direction::Send {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
                 meeting.order = order(script.posted(op, leg), class);
-                (meeting.sent, meeting.parts) = (tiers(way.ports, way.bytes as f64), [1.0; 2]);
+                meeting.sent = tiers(way.ports, way.bytes as f64);
+                meeting.asks = asks(meeting.sent, self.rates, way.transfer);
                 (meeting.between_two, meeting.apart) = (way.sender != way.receiver, false);
                 meeting.bytes = way.bytes;
                 meeting.what = What::Hop { lane, by: way.by, class };
@@ -103,7 +105,7 @@ impl Engine<'_> {
             meeting.order = order(script.posted(op, 0), class);
             (meeting.between_two, meeting.apart) = (false, false);
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
-            meeting.parts = parts(whole.sent, self.rates);
+            meeting.asks = asks(whole.sent, self.rates, whole.transfer);
             meeting.bytes = whole.bytes;
             let program = self.runs[class as usize].program;
             meeting.what = What::Whole { program: program as u32, at };
@@ -134,7 +136,7 @@ impl Engine<'_> {
             meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
             meeting.what = What::Whole { program: run.program as u32, at };
-            (meeting.sent, meeting.parts) = (whole.sent, parts(whole.sent, self.rates));
+            (meeting.sent, meeting.asks) = (whole.sent, asks(whole.sent, self.rates, whole.transfer));
             meeting.kind = self.links.as_ref().and_then(|l| l.kind(run.program, key.0, at, party.class));
             self.set_off(key, own);
         }
@@ -348,7 +350,7 @@ impl Engine<'_> {
 /// The bytes of a meeting at a port of one of those who meet.
 fn through<'a>(run: &'a Run, meeting: &Meeting, port: usize) -> Through<'a> {
     let tier = port / SCALE_OUT;
-    Through { lane: meeting.lane, order: meeting.order, link: &run.health.links[tier], part: meeting.parts[tier] }
+    Through { lane: meeting.lane, order: meeting.order, link: &run.health.links[tier], asks: meeting.asks[tier] }
 }
 
 /// Bytes by tier, of a message through these ports.
@@ -356,12 +358,15 @@ fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
     if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
 }
 
-/// What bytes inside nodes and between them ask for of links of such `rates`: all of those that take longest for them, and
-/// of the others as much as keeps up.
-fn parts(sent: [f64; 2], rates: [f64; 2]) -> [f64; 2] {
-    let takes = [sent[0] / rates[0], sent[1] / rates[1]];
-    let longest = takes[0].max(takes[1]);
-    if longest > 0.0 { takes.map(|s| s / longest) } else { [1.0; 2] }
+/// What bytes inside nodes and between them ask of links of such `rates`, in bytes a second, if they take `transfer`
+/// picoseconds where all is well. Of their own links less than all where something else holds them up, as a send whose few
+/// channels fill half of a NIC; all of it where nothing is known of how long they take. Of what holds them up all for the
+/// tier that takes longest, and of the other as much as keeps up.
+fn asks(sent: [f64; 2], rates: [f64; 2], transfer: u64) -> [Asks; 2] {
+    let alone = [0, 1].map(|tier| sent[tier] / rates[tier]);
+    let (longest, takes) = (alone[0].max(alone[1]), seconds(transfer).value());
+    let share = |alone: f64, of: f64| if of > 0.0 { (alone / of).min(1.0) } else { 1.0 };
+    alone.map(|alone| Asks { link: share(alone, takes), behind: share(alone, longest) })
 }
 
 /// How often a meeting's bytes go: a message of each rank of the class that sends it, bytes apart of each rank of their

@@ -1,17 +1,18 @@
-//! Those who meet: a send and its receive, or all members of a collective.
+//! Meetings: a send and its receive, or all members of a collective.
 
 use super::jitter::Noise;
 use super::links;
+use super::pace::Asks;
 use super::share::Activity;
 use crate::act::numbers;
 use rustc_hash::FxHashMap;
 
 pub type MeetingId = u32;
 
-/// Names a meeting before it has begun: lane, distance (none for a collective), sender or first class, turn.
+/// Names a meeting before it has begun: lane, distance (`None` for a collective), sender or first class, turn.
 pub type Key = (u16, Option<u32>, u32, u32);
 
-/// Which meeting of a script: what it puts on links follows from it.
+/// Which meeting of a script it is: the links that it loads follow from that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum What {
     Hop {
@@ -19,7 +20,7 @@ pub enum What {
         by: u32,
         class: u32,
     },
-    /// The entry of the list of collectives of a program.
+    /// A collective: an entry of a program's list of collectives.
     Whole {
         program: u32,
         at: u32,
@@ -32,17 +33,17 @@ impl Default for What {
     }
 }
 
-/// A class that takes part, with which op and through which ports.
+/// A class that takes part in a meeting, with which op and through which ports.
 #[derive(Debug, Clone, Copy)]
 pub struct Party {
     pub class: u32,
     pub op: u32,
-    /// How many ranks of the class are in it.
+    /// How many ranks of the class are in the meeting.
     pub count: u32,
     pub noise: Noise,
-    /// How long before the last it started; known once all have.
+    /// How long before the last one it started, ps, once all have started; until then its start.
     pub ago: u64,
-    /// What has made the last later than this one, a lane; known once all have started.
+    /// The lane that has made the last one later than this one, once all have started.
     pub made_late: u16,
     pub sends: bool,
     ports: u8,
@@ -62,38 +63,38 @@ impl Party {
 pub struct Meeting {
     pub parties: Vec<Party>,
     pub latency: u64,
-    /// How long the bytes take if nothing else is on their way.
+    /// How long the bytes take if nothing else is on their way, ps.
     pub transfer: u64,
-    /// Those posted before go first.
+    /// Order of posting: lower ones go first on a port.
     pub order: u64,
     pub lane: u16,
-    /// When all had started.
+    /// When all had started, ps.
     pub all_here: u64,
-    /// When the bytes set off: then, if nothing was owed on the lane.
+    /// When the bytes set off, ps: when all had started, if nothing was owed on the lane.
     pub ready: u64,
-    /// How long the bytes take, as far as is known.
+    /// How long the bytes take as far as is known now, ps.
     pub longest: u64,
-    /// Bytes inside nodes and between them: of a message, of all members of a collective, of one of those who have bytes of
-    /// their own.
+    /// Bytes inside nodes and between them: those of a message, of all members of a collective, or of one member where
+    /// each has its own.
     pub sent: [f64; 2],
-    /// Of the links inside the node and out of it, what its bytes ask for while they take as long as `transfer`: 1 of those
-    /// that keep them longest.
-    pub parts: [f64; 2],
+    /// What its bytes ask of the links inside the node, and of those out of it, while they take as long as `transfer`.
+    pub asks: [Asks; 2],
     pub noise: Noise,
-    /// A message from one class to another.
+    /// Whether it is a message from one class to another.
     pub between_two: bool,
-    /// Of those who met the bytes of one class alone, of one of its ranks.
+    /// Whether its bytes are those of one rank of one class alone.
     pub apart: bool,
-    /// Bytes of one of those it stands for: what links carry is counted by it.
+    /// Bytes of one of the meetings it stands for, by which links count what they carry.
     pub bytes: u64,
-    /// What it is in its script.
+    /// Which meeting of its script it is.
     pub what: What,
-    /// What it is on links that ranks share; none if it crosses none that matters.
+    /// Its kind on links that ranks share; `None` if it crosses none that matters.
     pub kind: Option<links::Kind>,
-    /// Its bytes on those links while they are on their way, and the most of their speed that its ports let them have.
+    /// Its activity on those links while the bytes are on their way, and the most of its speed that its ports let it
+    /// have.
     pub activity: Option<Activity>,
     pub cap: f64,
-    /// Which of its events is the true one.
+    /// Number of its valid event: older ones in the queue are ignored.
     pub version: u32,
 }
 
@@ -103,7 +104,7 @@ impl Meeting {
     }
 }
 
-/// Order of posting: by number ([`Script::posted`](super::script::Script::posted)), then class.
+/// The order of posting as a number: by [`Script::posted`](super::script::Script::posted), then class.
 pub fn order(posted: u64, class: u32) -> u64 {
     posted << 24 | u64::from(class & 0xff_ffff)
 }
@@ -125,7 +126,7 @@ impl Meetings {
         &mut self.all[id as usize]
     }
 
-    /// The meeting of this name.
+    /// Finds the meeting of this name, or begins it.
     pub fn enter(&mut self, key: Key) -> MeetingId {
         if let Some(&known) = self.waiting.get(&key) {
             return known;
@@ -135,7 +136,7 @@ impl Meetings {
         id
     }
 
-    /// A meeting that nobody else has to find.
+    /// Begins a meeting that nobody else has to find.
     pub fn fresh(&mut self) -> MeetingId {
         self.free.pop().unwrap_or_else(|| {
             self.all.push(Meeting::default());
@@ -143,12 +144,12 @@ impl Meetings {
         })
     }
 
-    /// Everyone is there: the name is not needed any more.
+    /// Forgets a meeting's name: everyone has come.
     pub fn full(&mut self, key: &Key) {
         self.waiting.remove(key);
     }
 
-    /// Classes, and their ops, that wait in some meeting or whose bytes are under way.
+    /// The classes, with their ops, that wait in some meeting or whose bytes are under way.
     pub fn parties(&self) -> impl Iterator<Item = (u32, u32)> {
         self.all.iter().flat_map(|meeting| &meeting.parties).map(|party| (party.class, party.op))
     }
@@ -161,7 +162,7 @@ impl Meetings {
         self.free.push(id);
     }
 
-    /// Classes that wait in it for others; none if everyone is there.
+    /// The classes that wait in a meeting for others; `None` if everyone has come.
     pub fn present(&self, key: &Key) -> Option<Vec<u32>> {
         self.waiting.get(key).map(|&id| self.get(id).parties.iter().map(|p| p.class).collect())
     }

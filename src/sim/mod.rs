@@ -55,27 +55,27 @@ use script::Script;
 use std::hash::{Hash, Hasher};
 pub use why::Why;
 
-/// How much work to spare, and what to keep. The answer is the same.
+/// How much work to spare, and what to keep; the answer is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// Follow one rank of each class of equal ranks.
     pub fold: bool,
     /// Keep every op's start and end.
     pub spans: bool,
-    /// Say why the step takes as long as it does, if there are not more than [`MOST_KEPT`] ops on all classes.
+    /// Say why the step takes as long as it does, unless there are more than [`MOST_KEPT`] ops on all classes.
     pub why: bool,
     /// Let meetings of different ranks slow each other down where they share a link.
     pub shared: bool,
-    /// Block by block: kernels that nothing can happen between are one. It is exact but where communication takes SMs
-    /// from kernels, or the CPU is late.
+    /// Go block by block, kernels that nothing can happen between being one. That is exact except where communication
+    /// takes SMs from kernels, or the CPU is late.
     pub blocks: bool,
-    /// Ranks that are threads of one machine: each alone on a core, its messages on links, so that ops have slack. See
-    /// [`plays_threads`].
+    /// Play ranks that are threads of one machine each alone on a core, with messages on links, so that ops have slack.
+    /// See [`plays_threads`].
     pub apart: bool,
-    /// For what is random.
+    /// Seed of everything that is random.
     pub seed: u64,
-    /// What a library lets an op that communicates take, its waiting counted, before it ends the step, in ps. Threads of
-    /// one machine have no such library.
+    /// How long a library lets an op that communicates take, its waiting counted, before it ends the step, in ps.
+    /// Threads of one machine have no such library.
     pub watchdog: u64,
 }
 
@@ -93,38 +93,40 @@ impl Effort {
     pub const SPANS: Effort = Effort { spans: true, why: true, ..Effort::SUMS };
 }
 
-/// More ops are not kept only to say why.
+/// Ops of all classes beyond which they are not kept only to say why.
 pub const MOST_KEPT: usize = 8_000_000;
 
 /// What a simulation found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulated {
     pub timeline: Timeline,
-    /// Events that were gone through.
+    /// Number of events that were gone through.
     pub events: u64,
-    /// Transfers that others on a port or a link slowed down.
+    /// Number of transfers that others on a port or a link slowed down.
     pub slowed: u64,
     /// Links between ranks that were too narrow for all at some time.
     pub shared: Vec<SharedLink>,
-    /// Which of the timeline's classes each rank is of.
+    /// The class in the timeline of each rank.
     pub class_of: Vec<u32>,
     /// Messages between ranks of different classes; with spans only.
     pub arrows: Vec<Arrow>,
-    /// Who waits for ever, or longer than the watchdog lets him, if anyone does: the step is never over, and the timeline ends
-    /// where nothing moves any more, or with the job.
+    /// Who waits for ever, or for longer than the watchdog lets it; then the step is never over, and the timeline ends
+    /// where nothing moves any more, or with the job. `None`: nobody does.
     pub hang: Option<Hang>,
-    /// If it was asked for.
+    /// Why the step takes as long as it does, if that was asked for.
     pub why: Option<Why>,
 }
 
-/// Plays a plan event by event. Errors: a dtype the device has no peak for, a fault that cannot be, a plan that
-/// deadlocks.
+/// Plays a plan event by event. Errors: a fault that cannot be, a plan that deadlocks, a copy to a host's memory that
+/// the cluster says nothing of, an exchange that its library or the cluster refuses, a step longer than can be told.
+///
+/// Panics where the device has no peak for a dtype of the plan: check them with `Roofline::peak` before.
 pub fn simulate(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort) -> Result<Simulated> {
     simulate_measured(plan, machine, faults, effort, &BlockTimes::default())
 }
 
-/// As [`simulate`], with blocks that take what was measured. Errors: measured blocks where the step is played op by op,
-/// or that the plan has not.
+/// [`simulate`] with blocks that take what was measured. Errors: those of [`simulate`]; measured blocks where the step
+/// is played op by op, or that the plan does not have.
 pub fn simulate_measured(
     plan: &Plan,
     machine: Machine,
@@ -167,22 +169,22 @@ pub fn simulate_measured(
     play(plan, machine, &fold, &scripts, &census, faults, effort)
 }
 
-/// Whether ranks are played as threads that share cores: by a profile of such, unless there is a core for each and
-/// something is asked for that threads do not have, which are blocks, slack, and faults of links and dead ranks. Then each
-/// rank is played as a device of its own, as any other machine's are.
+/// Whether ranks are played as threads that share cores. They are with a profile of such threads, unless there is a
+/// core for each rank and something is asked for that threads do not have: blocks, slack, faults of links, or dead
+/// ranks. Then each rank is played as a device of its own, as any other machine's are.
 pub fn plays_threads(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort) -> bool {
     let Some(threads) = machine.kernels.threads() else { return false };
     let beyond = effort.apart || effort.blocks || threads::beyond(faults).is_some();
     !beyond || plan.ranks() > threads.cores
 }
 
-/// Networks beside each other; 1 where they are not told apart.
+/// Number of networks beside each other; 1 where they are not told apart.
 fn planes(cluster: &Cluster) -> u32 {
     cluster.spec.scale_out.as_ref().map_or(1, |out| out.planes)
 }
 
-/// Whether there is what a fault is about. Errors: the field of the fault, and why: a rank that the plan has not, a plane that
-/// the network has not, or its only one.
+/// Checks that there is what a fault is about. Errors: the field of the fault, and why: a rank that the plan has not, a
+/// plane that the network has not, or its only one.
 pub fn check_fault(
     plan: &Plan,
     machine: Machine,
@@ -190,7 +192,7 @@ pub fn check_fault(
     effort: Effort,
 ) -> std::result::Result<(), (&'static str, String)> {
     fault.check(Some(plan.ranks())).map_err(|why| ("rank", why))?;
-    // Threads have no network, and say so themselves.
+    // Threads have no network, and refuse such faults themselves.
     if plays_threads(plan, machine, std::slice::from_ref(fault), effort) {
         return Ok(());
     }
@@ -212,7 +214,7 @@ pub fn check_fault(
     }
 }
 
-/// Ranks that are not well are not like others.
+/// A mark for each rank, by which ranks with faults are told apart from others.
 fn marks(plan: &Plan, faults: &[Fault]) -> Vec<u64> {
     let mut marks = vec![0; plan.ranks() as usize];
     for fault in faults {

@@ -1,20 +1,31 @@
-//! Work whose speed changes while it is done.
+//! The speed of a link over time, and work whose speed changes while it is done.
 
-/// Speed of a link over time, a share of what it has when it is well.
+/// Speed of a link over time, as a share of what it has when it is well.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pace {
     spells: Vec<Spell>,
 }
 
-/// A time in which a link is not well.
+/// A time in which a link is not well; times in ps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spell {
     pub from: u64,
     pub to: u64,
-    /// Speed while it is down.
+    /// Speed while the link is down, as a share.
     pub factor: f64,
-    /// Up and down in turns, so long each, up first; none: down all the time.
+    /// How long the link is up, and down, in turns, up first; `None`: it is down all the time.
     pub turns: Option<[u64; 2]>,
+    /// Whether links behind it are as slow, as the uplinks of a dead plane are: whoever is held up there has no room to spare.
+    pub behind: bool,
+}
+
+/// What work asks of a link that is well, as shares.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Asks {
+    /// Of the link itself.
+    pub link: f64,
+    /// Of whatever holds the work up on its way, the link or one behind it: 1 where that is what it waits for.
+    pub behind: f64,
 }
 
 impl Spell {
@@ -51,14 +62,16 @@ impl Pace {
         self.spells.iter().map(|s| s.speed(at)).product()
     }
 
-    /// What is left at `at` of the speed of work that asks for so large a `part` of the link when that is well: a link
+    /// The share of its speed that is left at `at` for work that asks for so much of the link when that is well: a link
     /// with room to spare may be slower before anything takes longer.
-    pub fn leaves(&self, at: u64, part: f64) -> f64 {
-        let speed = self.speed(at);
-        if part > speed { speed / part } else { 1.0 }
+    pub fn leaves(&self, at: u64, asks: Asks) -> f64 {
+        let behind: f64 = self.spells.iter().filter(|s| s.behind).map(|s| s.speed(at)).product();
+        let left = |asked: f64, speed: f64| if asked > speed { speed / asked } else { 1.0 };
+        left(asks.link, self.speed(at)).min(left(asks.behind, behind))
     }
 
-    /// The next time after `at` at which the speed may change. While one spell keeps the link down, no other does.
+    /// The next time after `at` at which the speed may change, ps. While one spell keeps the link down, no other
+    /// changes it.
     pub fn next(&self, at: u64) -> u64 {
         let keeps = |s: &&Spell| s.factor == 0.0 && s.turns.is_none() && s.from <= at && at < s.to;
         let down = self.spells.iter().filter(keeps).map(|s| s.to).max();
@@ -66,7 +79,7 @@ impl Pace {
     }
 }
 
-/// How long `duration` of work takes from `start` at `speed`, which changes at most at the times that `next` tells;
+/// How long `duration` of work takes from `start` at `speed`, which changes at most at the times that `next` tells, ps;
 /// `u64::MAX` if it is never done.
 pub fn lasting(start: u64, duration: u64, speed: impl Fn(u64) -> f64, next: impl Fn(u64) -> u64) -> u64 {
     let (mut at, mut left) = (start, duration as f64);
@@ -77,7 +90,7 @@ pub fn lasting(start: u64, duration: u64, speed: impl Fn(u64) -> f64, next: impl
         if edge < u64::MAX && could < left {
             (at, left) = (edge, left - could);
         } else if now > 0.0 {
-            // To the nearest: neither is negative.
+            // Rounded to the nearest: neither is negative.
             return (at - start).saturating_add((left / now + 0.5) as u64);
         } else {
             return if left > 0.0 { u64::MAX } else { at - start };
@@ -97,31 +110,42 @@ mod tests {
     fn spells_slow_work_down_while_they_last() {
         let mut pace = Pace::default();
         assert_eq!(took(&pace, 5, 100), 100);
-        pace.add(Spell { from: 50, to: 150, factor: 0.5, turns: None });
+        pace.add(Spell { from: 50, to: 150, factor: 0.5, turns: None, behind: false });
         assert_eq!(
             [took(&pace, 0, 50), took(&pace, 0, 60), took(&pace, 0, 200), took(&pace, 150, 9)],
             [50, 70, 250, 9]
         );
-        pace.add(Spell { from: 100, to: u64::MAX, factor: 0.0, turns: None });
+        pace.add(Spell { from: 100, to: u64::MAX, factor: 0.0, turns: None, behind: false });
         assert_eq!([took(&pace, 0, 75), took(&pace, 0, 76)], [100, u64::MAX]);
     }
 
     #[test]
     fn a_link_with_room_to_spare_may_be_slower() {
         let mut pace = Pace::default();
-        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.5, turns: None });
-        assert_eq!([1.0, 0.8, 0.5, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.5, 0.625, 1.0, 1.0, 1.0]);
-        pace.add(Spell { from: 5, to: u64::MAX, factor: 0.0, turns: None });
-        assert_eq!([1.0, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.0, 0.0, 1.0]);
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.5, turns: None, behind: false });
+        let asks = |link| Asks { link, behind: 1.0 };
+        assert_eq!([1.0, 0.8, 0.5, 0.1, 0.0].map(|part| pace.leaves(9, asks(part))), [0.5, 0.625, 1.0, 1.0, 1.0]);
+        pace.add(Spell { from: 5, to: u64::MAX, factor: 0.0, turns: None, behind: false });
+        assert_eq!([1.0, 0.1, 0.0].map(|part| pace.leaves(9, asks(part))), [0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn what_is_held_up_behind_a_link_has_no_room_to_spare() {
+        let mut pace = Pace::default();
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.5, turns: None, behind: true });
+        assert_eq!(pace.leaves(9, Asks { link: 0.25, behind: 1.0 }), 0.5);
+        assert_eq!(pace.leaves(9, Asks { link: 0.25, behind: 0.25 }), 1.0);
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.2, turns: None, behind: false });
+        assert_eq!(pace.leaves(9, Asks { link: 0.25, behind: 1.0 }), 0.4);
     }
 
     #[test]
     fn a_link_that_is_down_does_not_flap() {
         let mut pace = Pace::default();
-        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([10, 5]) });
-        pace.add(Spell { from: 40, to: 100, factor: 0.0, turns: None });
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([10, 5]), behind: false });
+        pace.add(Spell { from: 40, to: 100, factor: 0.0, turns: None, behind: false });
         assert_eq!([0, 10, 39, 40, 70, 99, 100].map(|at| pace.next(at)), [10, 15, 40, 100, 100, 100, 105]);
-        pace.add(Spell { from: 50, to: u64::MAX, factor: 0.0, turns: None });
+        pace.add(Spell { from: 50, to: u64::MAX, factor: 0.0, turns: None, behind: false });
         assert_eq!(
             [49, 50, 1000].map(|at| (pace.speed(at), pace.next(at))),
             [100, u64::MAX, u64::MAX].map(|n| (0.0, n))
@@ -131,7 +155,7 @@ mod tests {
     #[test]
     fn a_flapping_link_is_up_in_turns() {
         let mut pace = Pace::default();
-        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([30, 10]) });
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([30, 10]), behind: false });
         assert_eq!([took(&pace, 0, 30), took(&pace, 0, 31), took(&pace, 35, 5), took(&pace, 0, 90)], [30, 41, 10, 110]);
     }
 }

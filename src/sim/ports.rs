@@ -2,7 +2,7 @@
 //! they lose what it takes ([`charges`](crate::act::charges)).
 
 use super::meeting::MeetingId;
-use super::pace::{self, Pace};
+use super::pace::{self, Asks, Pace};
 use crate::act::charges::{Owed, Spell, charges, edges, held_at, lasting, part};
 
 /// A transfer on a port.
@@ -11,38 +11,39 @@ pub struct Holder {
     pub spell: Spell,
     pub order: u64,
     pub meeting: MeetingId,
-    /// How long its bytes would take alone.
+    /// How long its bytes would take alone, ps.
     transfer: u64,
-    /// It is over, and what others lost by it is noted.
+    /// Whether it is over, and what others lost by it is noted.
     noted: bool,
 }
 
-/// Bytes on their way through a port: of which lane, posted when, and what part they ask for of which link.
+/// Bytes on their way through a port: their lane, when they were posted, the link, and the part of it that they ask
+/// for.
 #[derive(Debug, Clone, Copy)]
 pub struct Through<'a> {
     pub lane: u16,
     pub order: u64,
     pub link: &'a Pace,
-    pub part: f64,
+    pub asks: Asks,
 }
 
-/// Who holds a port, or did while someone who still does was waiting for it; and what lanes owe there.
+/// The holders of a port, with former ones as long as a present one was waiting for them; and what lanes owe there.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
     holders: Vec<Holder>,
     lanes: Vec<Lane>,
 }
 
-/// What is known of a lane, in the order of posting: what later bytes owe follows from that.
+/// The notes on a lane, in the order of posting: what later bytes owe follows from these.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     lane: u16,
-    /// By all that is in the list no more.
+    /// What is owed by the notes that were dropped from the list.
     owed: Owed,
     notes: Vec<Noted>,
 }
 
-/// A note, and what is owed by it and all before it.
+/// A note, and what is owed by it and all notes before it.
 #[derive(Debug, Clone, Copy)]
 struct Noted {
     order: u64,
@@ -52,9 +53,9 @@ struct Noted {
 
 #[derive(Debug, Clone, Copy)]
 enum Note {
-    /// Bytes of the lane held the port to then.
+    /// Bytes of the lane held the port until then, ps.
     Held(u64),
-    /// They lost so much to others.
+    /// Bytes of the lane lost this much to others, ps.
     Lost(u64),
 }
 
@@ -67,7 +68,7 @@ impl Note {
     }
 }
 
-/// So many notes are kept whatever becomes of them, and it is looked for more that can go where there are twice as many.
+/// Notes that are always kept; notes that can go are looked for where there are twice as many.
 const NOTES: usize = 32;
 
 impl Lane {
@@ -81,13 +82,13 @@ impl Lane {
         }
     }
 
-    /// What is owed by the first so many notes.
+    /// What is owed by the first `place` notes.
     fn before(&self, place: usize) -> Owed {
         place.checked_sub(1).map_or(self.owed, |last| self.notes[last].owed)
     }
 
-    /// Nothing posted before `order` is still to be noted, or to be asked for. Of sums that have come late there may be
-    /// thousands that were posted behind it.
+    /// Drops notes that nobody can ask for: nothing posted before `order` is still to be noted, or to be asked for.
+    /// Behind a sum that has come late there may be thousands that were posted later.
     fn settle(&mut self, order: u64) {
         if self.notes.len() < 2 * NOTES {
             return;
@@ -99,7 +100,7 @@ impl Lane {
 }
 
 impl Port {
-    /// Forgets what nobody can ask for any more.
+    /// Forgets the holders that nobody can ask for any more at `now`.
     pub fn forget(&mut self, now: u64) {
         if self.holders.is_empty() {
             return;
@@ -127,7 +128,7 @@ impl Port {
         &mut self.lanes[place]
     }
 
-    /// What lanes lose to a holder; so far it is certain of those whose bytes are over.
+    /// The time that each lane loses to a holder, ps, as far as is certain: to one whose bytes are over, all of it.
     fn losses(&self, holder: &Holder) -> Vec<(u16, u64)> {
         let beside = |h: &&Holder| h.order < holder.order && h.spell.to > holder.spell.from;
         let before: Vec<Spell> = self.holders.iter().filter(beside).map(|h| h.spell).collect();
@@ -137,7 +138,8 @@ impl Port {
         lost
     }
 
-    /// Before then no bytes of `lane` posted at `order` set off, where none that were posted before it are still to.
+    /// The time before which no bytes of `lane` posted at `order` set off, ps, unless bytes posted before them are
+    /// still to come.
     pub fn owed(&self, lane: u16, order: u64, now: u64) -> u64 {
         let under_way = |h: &&Holder| !h.noted && h.order < order && h.spell.lane != lane && h.spell.from < now;
         let lost = |holder: &Holder| {
@@ -159,7 +161,7 @@ impl Port {
     }
 
     pub fn hold(&mut self, meeting: MeetingId, order: u64, spell: Spell, transfer: u64) {
-        // A lane goes in the order of posting, and others lose to who is there.
+        // A lane goes in the order of posting, and others lose only to holders that are there.
         let open = self.holders.iter().filter(|h| !h.noted).map(|h| h.order).fold(order, u64::min);
         if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == spell.lane) {
             known.settle(open);
@@ -167,13 +169,13 @@ impl Port {
         self.holders.push(Holder { spell, order, meeting, transfer, noted: false });
     }
 
-    /// A holder will be done at another time than it seemed.
+    /// Changes the end of a holder that will be done at another time than it seemed.
     pub fn change(&mut self, meeting: MeetingId, from: u64, to: u64) {
         let mine = |h: &&mut Holder| h.meeting == meeting && h.spell.from == from;
         self.holders.iter_mut().filter(mine).for_each(|h| h.spell.to = to);
     }
 
-    /// How long `transfer` takes from `ready` on beside all that were posted before.
+    /// How long `transfer` takes from `ready` on beside all holders that were posted before, ps.
     pub fn lasting(&self, through: Through, ready: u64, transfer: u64) -> u64 {
         if through.link.is_well() && self.holders.is_empty() {
             return transfer;
@@ -182,20 +184,20 @@ impl Port {
         if through.link.is_well() {
             return lasting(&edges, 0, ready, transfer);
         }
-        let Through { link, part: asked, .. } = through;
+        let Through { link, asks, .. } = through;
         let held = |at: u64| held_at(&edges, ready, at);
-        let speed = |at: u64| part(held(at).0) * link.leaves(at, asked);
+        let speed = |at: u64| part(held(at).0) * link.leaves(at, asks);
         pace::lasting(ready, transfer, speed, |at| held(at).1.min(link.next(at)))
     }
 
-    /// The part of the port, and of its link's speed, that bytes that set off at `ready` have at `now`, and when that may
-    /// change.
+    /// The part of the port, and of its link's speed, that bytes have at `now` which set off at `ready`, and when that
+    /// may change, ps.
     pub fn speed(&self, through: Through, ready: u64, now: u64) -> (f64, u64) {
         let (held, edge) = held_at(&self.edges(through, ready), ready, now);
-        (part(held) * through.link.leaves(now, through.part), edge.min(through.link.next(now)))
+        (part(held) * through.link.leaves(now, through.asks), edge.min(through.link.next(now)))
     }
 
-    /// When those come and go who were posted before.
+    /// The times at which the holders that were posted before come and go, each with what it counts as.
     fn edges(&self, Through { lane, order, .. }: Through, ready: u64) -> Vec<(u64, i32)> {
         let mut all = vec![];
         let before = self.holders.iter().filter(|h| h.order < order && h.spell.to > ready);
@@ -203,7 +205,7 @@ impl Port {
         all
     }
 
-    /// Holders that were posted after `order` and are still busy at `now`.
+    /// The holders that were posted after `order` and are still busy at `now`.
     pub fn behind(&self, order: u64, now: u64) -> impl Iterator<Item = &Holder> {
         self.holders.iter().filter(move |h| h.order > order && h.spell.to > now)
     }

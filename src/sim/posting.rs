@@ -1,15 +1,15 @@
-//! In which order transfers count as posted where programs differ: those posted before go first on a port.
+//! The order in which transfers count as posted where programs differ: on a port, those posted before go first.
 //!
-//! Ranks of one program post in its order. Ranks of several have no order of their own that all could agree on; they
-//! take the one in which the analytic cost comes to things ([`Crews`]), which no duration changes: so both give a port
-//! to the same transfer.
+//! Ranks of one program post in its order. Ranks of several programs have no order that all could agree on. They take
+//! the one in which the analytic cost comes to their ops ([`Crews`]), which no duration changes: so both interpreters
+//! give a port to the same transfer.
 
 use crate::error::Result;
 use crate::plan::crew::{Crews, PostId, Watch};
 use crate::plan::{BlockId, Op, OpKind, Plan};
 use rustc_hash::FxHashMap;
 
-/// Numbers of the ops of every program, and of the legs of crossings.
+/// The numbers of the ops of every program, and of the legs of crossings, by the order of posting.
 #[derive(Debug, Default)]
 pub struct Posting {
     nodes: Vec<Vec<u32>>,
@@ -17,16 +17,16 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// None for one program, and where crews cannot follow the plan.
+    /// The order of a plan; `None` for one program, and where crews cannot follow the plan.
     pub fn of(plan: &Plan) -> Option<Posting> {
         let crews = if plan.programs.len() > 1 { Crews::new(plan)? } else { return None };
         let posting = Posting { nodes: vec![vec![]; plan.programs.len()], ..Posting::default() };
         let mut count = Count { plan, posting, posts: vec![], next: 0, spliced: FxHashMap::default() };
-        // Who waits for ever is for the simulation to find, and to name.
+        // A deadlock is for the simulation to find and to name.
         crews.run(&mut count).ok().map(|()| count.posting)
     }
 
-    /// Of a leg of an op of a program, spliced; or of its collective.
+    /// The number of a leg of a spliced op of a program, or of its collective.
     pub fn number(&self, program: u32, node: u32, leg: u16) -> u32 {
         let of_leg = self.legs.get(&(program, node, leg)).copied();
         of_leg.unwrap_or_else(|| self.nodes[program as usize][node as usize])
@@ -36,10 +36,10 @@ impl Posting {
 struct Count<'p> {
     plan: &'p Plan,
     posting: Posting,
-    /// Program and op of each crossing.
+    /// The program and the op of each crossing.
     posts: Vec<(u32, u32)>,
     next: u32,
-    /// Ops of a block with all that it calls.
+    /// Ops of each block, with those of all blocks that it calls.
     spliced: FxHashMap<BlockId, u32>,
 }
 

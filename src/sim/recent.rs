@@ -1,16 +1,18 @@
-//! What has led to what is over, for those who go through ops in the order of time: whoever is launched, has waited for what
-//! was over just now.
+//! What led to each op that is over, for an interpreter that goes through ops in the order of time: an op that is
+//! launched has waited for one that was over just now.
 //!
-//! What led to an op is told when it is launched, and it keeps that. By the time it is over much else may be, and long ago.
+//! An op is told what led to it when it is launched, and keeps that. By the time it is over much else may be over, some
+//! of it long ago.
 
 use crate::act::stamp::Stamp;
 use crate::act::waits::{OTHERS, Path};
 
-/// Of every lane what led to the last few ops that took time, and to the end of kernels with no gap between them.
+/// The paths that led to the last few ops of every lane that took time, and to the end of kernels with no gap between
+/// them.
 #[derive(Debug, Clone)]
 pub struct Recent {
     lanes: Vec<[Path; Recent::FEW]>,
-    /// Of each lane, where the next one goes.
+    /// Where the next path of each lane goes.
     next: Vec<u8>,
 }
 
@@ -21,8 +23,8 @@ impl Recent {
         Recent { lanes: vec![[Path::default(); Recent::FEW]; lanes], next: vec![0; lanes] }
     }
 
-    /// An op of `lane` was launched as a path led to it, went on when all who take part were `ready`, and is over at `end`.
-    /// The lane of `ready` is what made the last of them late.
+    /// Notes an op of `lane`: the path `launched` led to its launch, it went on when all who take part were `ready`,
+    /// and it is over at `end`. The lane of `ready` is what made the last of them late.
     pub fn note(&mut self, lane: u16, launched: &Path, ready: Stamp, end: u64) {
         if end > launched.end().ps() {
             let next = &mut self.next[lane as usize];
@@ -31,7 +33,7 @@ impl Recent {
         }
     }
 
-    /// A kernel was launched as a path led to it, and is over at `end`.
+    /// Notes a kernel: the path `launched` led to its launch, and it is over at `end`.
     pub fn note_kernel(&mut self, launched: &Path, end: u64) {
         let last = (self.next[OTHERS] as usize + Self::FEW - 1) % Self::FEW;
         let last = &mut self.lanes[OTHERS][last];
@@ -41,7 +43,7 @@ impl Recent {
         }
     }
 
-    /// What led to what is over at that moment.
+    /// The path that led to the op that is over at `at`.
     pub fn path(&self, at: Stamp) -> Path {
         let known = self.lanes.get(at.lane() as usize).and_then(|own| own.iter().find(|path| path.end() == at));
         known.copied().unwrap_or_else(|| Path::from(at))

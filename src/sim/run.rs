@@ -1,4 +1,4 @@
-//! How far a class has come.
+//! The progress of a class through its script.
 
 use super::fault::Health;
 use super::jitter::Noise;
@@ -13,19 +13,19 @@ use crate::act::waits::Path;
 use crate::device::OnSms;
 use std::collections::VecDeque;
 
-/// An op that is neither over nor out of sight.
+/// The state of an op that is not over, and within sight.
 #[derive(Debug, Clone, Copy)]
 pub struct Cell {
-    /// The latest end of what it waits for so far.
+    /// The latest end so far of the ops that it waits for.
     pub start: Stamp,
-    /// What led to its launch, once it has begun.
+    /// The path that led to its launch, once it has begun.
     pub launched: Path,
-    /// Ops, and once it has begun meetings, that it waits for; [`OVER`] when it is over.
+    /// Number of ops, and once it has begun of meetings, that it still waits for; [`OVER`] when it is over.
     pub waits: u32,
-    /// When the last meeting so far was over, and when all had come there, and what had made the last of them late. Of
-    /// several that are over at the same moment, the one that set off last.
+    /// When the last of its meetings so far was over; and when all had come there, with the lane that had made the last
+    /// of them late. Of several that are over at the same moment, it is the one that set off last.
     pub came: (u64, Stamp),
-    /// What the CPU takes until it has issued this one, in `host_launch`es.
+    /// How long the CPU takes until it has issued this op, in `host_launch`es.
     pub issued: u32,
 }
 
@@ -36,69 +36,71 @@ const OVER: u32 = u32::MAX;
 pub struct Running {
     pub op: u32,
     pub start: u64,
-    /// Alone on the device.
+    /// How long it takes alone on the device, ps.
     pub duration: u64,
     pub end: u64,
     pub on_sms: OnSms,
     pub noise: Noise,
 }
 
-/// An op as it went.
+/// How an op went; times in ps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Kept {
     pub start: u64,
     pub end: u64,
-    /// The class and op that was last to start of those that had to meet.
+    /// The class and the op that started last of those that had to meet.
     pub by: (u32, u32),
 }
 
-/// Bytes that went at a meeting.
+/// The bytes that went at a meeting; times in ps.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
     pub from: u64,
     pub to: u64,
-    /// Inside nodes and between them: of a message, of all members of a collective, of one of those who have bytes of their own.
+    /// Bytes inside nodes and between them: those of a message, of all members of a collective, or of one member where
+    /// each has its own.
     pub sent: [f64; 2],
     pub what: What,
-    /// Of a message, or of the full buffer of a collective.
+    /// Bytes of a message, or of the full buffer of a collective.
     pub bytes: u64,
-    /// How often that is, over all ranks.
+    /// How many such meetings there are over all ranks.
     pub times: f64,
 }
 
-/// SMs held by a communication kernel.
+/// SMs that a communication kernel holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
     pub op: u32,
     pub held: Held,
 }
 
-/// One class on its way through its script.
+/// A class on its way through its script.
 pub struct Run {
-    /// Which program, and which of its classes.
+    /// Its program, and its number among the classes of that.
     pub program: usize,
     pub local: usize,
     /// The op of the first cell.
     base: u32,
     cells: VecDeque<Cell>,
     issued: u32,
-    /// Ops that the CPU has waited for, and when it would have begun had it not waited and issued as fast as it does.
+    /// Ops that the CPU has waited for, each with the time at which it would have begun had it not waited and issued as
+    /// fast as it does.
     waits: Vec<(u32, u64)>,
-    /// Ops to go.
+    /// Number of ops that are not over.
     pub left: u32,
     pub health: Health,
-    /// By lane, of the last op there; the host has none.
+    /// Noise of the last op on each lane; the host has none.
     pub noise: Vec<Noise>,
     pub kernels: Vec<Running>,
     pub sms: Vec<Taken>,
     pub ports: [Port; PORTS],
     /// The end of the last op on each lane.
     pub lasts: Vec<Stamp>,
-    /// When the compute lane was last busy, and how long it waited, by the lane it waited for.
+    /// When the last kernel was over, and how long the compute lane waited, ps, by the lane it waited for.
     pub compute_end: u64,
     pub waited: Vec<u64>,
     pub recent: Recent,
-    /// Every op, if they are kept.
+    /// Every op as it went, if ops are kept; else empty.
     pub kept: Vec<Kept>,
 }
 
@@ -120,7 +122,7 @@ impl Run {
             ports: Default::default(),
             lasts: vec![Stamp::default(); lanes],
             compute_end: 0,
-            // One more than there are lanes: the host.
+            // One more than there are lanes: the host is the last.
             waited: vec![0; lanes + 1],
             recent: Recent::new(lanes),
             kept: if keep { vec![Kept::default(); len as usize] } else { vec![] },
@@ -149,29 +151,31 @@ impl Run {
         }
     }
 
-    /// Ops that were seen and are not over, in program order.
+    /// The ops that were seen and are not over, in program order.
     pub fn open(&self) -> impl Iterator<Item = (u32, Cell)> {
         (self.base..).zip(self.cells.iter().copied()).filter(|(_, cell)| cell.waits != OVER)
     }
 
-    /// When an op that is not over began; of one that has not begun, the latest end of what it waits for so far.
+    /// When an op that is not over began, ps; for one that has not begun, the latest end of what it waits for so far;
+    /// `None` for one that is over or was not seen.
     pub fn since(&self, op: u32) -> Option<u64> {
         let cell = self.cells.get(op.checked_sub(self.base)? as usize).filter(|cell| cell.waits != OVER)?;
         Some(cell.start.ps())
     }
 
-    /// When the CPU began, as far as an op can tell.
+    /// When the CPU began, as far as an op can tell: by the waits before it, ps.
     pub fn began(&self, op: u32) -> u64 {
         self.waits.iter().rev().find(|wait| wait.0 < op).map_or(0, |wait| wait.1)
     }
 
-    /// The CPU has waited for an op, which was over so long after it would have been issued at once.
+    /// Notes that the CPU has waited for an op. `began`: when it would have begun to issue, had it issued as fast as it
+    /// does.
     pub fn waited(&mut self, op: u32, began: u64) {
         let began = began.max(self.began(op));
         self.waits.push((op, began));
     }
 
-    /// The last op on any lane.
+    /// When the last op on any lane was over, and its lane.
     pub fn last(&self) -> Stamp {
         self.lasts.iter().copied().max().unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! A program as its ranks follow it: every call spliced, every edge both ways, and each distinct op looked at once.
+//! A program as its ranks follow it: every call spliced, every edge both ways, and each distinct op worked out once.
 //!
-//! Block by block in place of op by op, kernels that follow each other with nobody in between who waits for one or is
-//! waited for are one op, named by the first of them (`blocks`).
+//! Block by block, in place of op by op, kernels in a row are one op, named by the first of them, if nobody in between
+//! waits for one or is waited for (`blocks`).
 
 use super::block_times::Lookup;
 use super::blocks::{Blocks, name};
@@ -17,28 +17,30 @@ use std::hash::{Hash, Hasher};
 
 pub struct Script<'p> {
     line: Line<'p>,
-    /// None: op by op.
+    /// The blocks of the line; `None`: it is gone through op by op.
     blocks: Option<Blocks>,
-    /// Of each op, which of the distinct ones it is.
+    /// The distinct op that each op is.
     distinct: Vec<u32>,
     pub deeds: Deeds,
-    /// Ops that wait for each op.
+    /// The ops that wait for each op, flat: where those of each begin, and all of them.
     next_at: Vec<u32>,
     next: Vec<u32>,
     /// Ops that wait for nothing.
     pub roots: Vec<u32>,
-    /// Of each op, where its turns begin.
+    /// Where the turns of each op begin.
     turns_at: Vec<u32>,
-    /// Of each leg or collective: how many like it, on its lane and over its distance, came before it.
+    /// How many legs, or collectives, like it came before each on its lane and over its distance.
     turns: Vec<u32>,
-    /// Of each of them, a number that is lower the earlier it counts as posted.
+    /// A number for each leg or collective, lower the earlier it counts as posted.
     posted: Vec<u64>,
 }
 
-/// Times are u64 picoseconds, which are over after 213 days: no op is to take a good part of that.
+/// The longest time that an op may take, ps: times are u64, which end after 213 days, and no op is to take a good part
+/// of that.
 const MOST_PS: u64 = 1_000_000_000_000_000_000;
 
-/// The scripts of all programs: op by op, or block by block with what was measured of blocks.
+/// The scripts of all programs: op by op, or block by block with what was measured of blocks. Errors: more than 200
+/// lanes, an op that takes longer than [`MOST_PS`], those of [`crate::act::Acts::deeds`].
 pub fn write<'p>(
     plan: &'p Plan,
     machine: Machine<'p>,
@@ -97,7 +99,7 @@ impl<'p> Script<'p> {
         self.distinct.len() as u32
     }
 
-    /// The op's place in the line: the first of a block.
+    /// The node that an op is in the line; for a block its first one.
     fn node(&self, op: u32) -> &Node<'p> {
         &self.line.nodes[self.at(op)]
     }
@@ -106,12 +108,12 @@ impl<'p> Script<'p> {
         self.blocks.as_ref().map_or(op, |blocks| blocks.members.of(op as usize)[0]) as usize
     }
 
-    /// Whether the CPU issues nothing behind an op before it is over; none such is in a block with others.
+    /// Whether the CPU issues nothing behind an op before it is over; such an op is in no block with others.
     pub fn is_wait(&self, op: u32) -> bool {
         self.line.is_wait(self.at(op))
     }
 
-    /// Ops that an op waits for.
+    /// The ops that an op waits for.
     pub fn preds(&self, op: u32) -> &[u32] {
         match &self.blocks {
             Some(blocks) => blocks.preds.of(op as usize),
@@ -119,8 +121,8 @@ impl<'p> Script<'p> {
         }
     }
 
-    /// What the CPU takes until an op can begin, which a block does with its first kernel, and until all of it is issued,
-    /// in `host_launch`es.
+    /// How long the CPU takes until an op can begin, which for a block is its first kernel, and until all of it is
+    /// issued; in `host_launch`es.
     pub fn issues(&self, op: u32, class: usize) -> [u32; 2] {
         let distinct = self.distinct[op as usize];
         match self.blocks.as_ref().and_then(|blocks| blocks.kernels.get(&distinct)) {
@@ -133,12 +135,12 @@ impl<'p> Script<'p> {
         self.line.path(self.at(op))
     }
 
-    /// What an op does on a class, which is counted among those of the program.
+    /// The deed of an op on a class, which is counted among the classes of the program.
     pub fn deed(&self, op: u32, class: usize) -> Deed {
         self.deeds.of(self.distinct[op as usize], class)
     }
 
-    /// Name of every block of kernels, and the longest that it takes on any class, ps.
+    /// The name of every block of kernels, and the longest time that it takes on any class, ps.
     pub fn block_times(&self, plan: &Plan, program: u32) -> Vec<(String, u64)> {
         let Some(blocks) = &self.blocks else { return vec![] };
         let takes = |op: u32| {
@@ -152,14 +154,14 @@ impl<'p> Script<'p> {
         (0..self.len()).filter_map(takes).collect()
     }
 
-    /// Every distinct op that is on a lane, by its place in [`Deeds`], with the lane.
+    /// Every distinct op that is on a lane, by its place in [`Deeds`], with its lane.
     pub fn distinct_lanes(&self) -> impl Iterator<Item = (u32, u16)> {
         let mut seen = vec![false; self.distinct.iter().max().map_or(0, |&most| most as usize + 1)];
         let pairs = (0..self.len()).map(|op| (self.distinct[op as usize], self.lane(op)));
         pairs.filter(move |&(op, _)| !std::mem::replace(&mut seen[op as usize], true))
     }
 
-    /// The ports that an op of a class uses.
+    /// The ports that an op of a class uses, a bit each.
     pub fn ports(&self, op: u32, class: usize) -> u8 {
         self.deeds.ports(self.distinct[op as usize], class)
     }
@@ -198,14 +200,14 @@ impl<'p> Script<'p> {
         all
     }
 
-    /// What it is called.
+    /// The name of an op's kind.
     pub fn what(&self, op: u32) -> &'static str {
         self.node(op).op.kind.name()
     }
 }
 
-/// Which distinct op each op is, and of each of those an op and how often there is one. Ops are the same if they
-/// were written as one and work on the same tensors, whichever the slots.
+/// The distinct op that each op is; and for each distinct op one of its ops, and how often there is one. Two ops are
+/// the same if they were written as one and work on the same tensors, in whichever slots.
 fn distinct_ops(line: &Line) -> (Vec<u32>, Vec<(u32, u32)>) {
     let mut known: FxHashMap<(usize, u64), u32> = FxHashMap::default();
     let mut firsts: Vec<(u32, u32)> = vec![];
@@ -224,7 +226,7 @@ fn distinct_ops(line: &Line) -> (Vec<u32>, Vec<(u32, u32)>) {
     (distinct, firsts)
 }
 
-/// Edges the other way round.
+/// The edges the other way round: where those of each op begin, and all of them.
 fn turned_round(script: &Script) -> (Vec<u32>, Vec<u32>) {
     let n = script.len();
     let mut at = vec![0u32; n as usize + 1];
@@ -240,7 +242,8 @@ fn turned_round(script: &Script) -> (Vec<u32>, Vec<u32>) {
     (at, next)
 }
 
-/// The k-th send of a lane and distance meets the k-th receive, the k-th collective of a lane those of all members.
+/// The turns of all legs and collectives: the k-th send over a lane and distance meets the k-th receive, the k-th
+/// collective of a lane those of all members.
 fn turns(script: &Script, sizes: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let mut seen: FxHashMap<(u16, Option<(Direction, u32)>), u32> = FxHashMap::default();
     let (mut at, mut turns) = (Vec::with_capacity(script.len() as usize), vec![]);

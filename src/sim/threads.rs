@@ -1,8 +1,8 @@
-//! Ranks that are threads of one machine, by its profile: the step that [`act::threads`](crate::act::threads) plays, with
-//! ranks that are not well, and why it takes as long as it does.
+//! Ranks that are threads of one machine, by its profile: the step that [`act::threads`](crate::act::threads) plays,
+//! with ranks that have faults, and why it takes as long as it does.
 //!
-//! What threads share is the cores and the memory in front of them, and that is in the player; they have no NICs, and no
-//! links but one throttled for all.
+//! Threads share the cores and the memory in front of these, which the player accounts for; they have no NICs, and no
+//! links but one throttle for all.
 
 use super::fault::Fault;
 use super::jitter::{Jitter, Noise};
@@ -17,7 +17,7 @@ use crate::timeline::{Span, Timeline};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
-/// Plays a plan on threads. Errors: what threads have not, and what [`play`] refuses.
+/// Plays a plan on threads. Errors: blocks or faults that threads do not have, and what [`play`] refuses.
 pub fn run(plan: &Plan, machine: Machine, threads: &Threads, faults: &[Fault], effort: Effort) -> Result<Simulated> {
     let crowd = format!("{} ranks on {} cores", plan.ranks(), threads.cores);
     if effort.blocks {
@@ -59,7 +59,7 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads, faults: &[Fault], e
     })
 }
 
-/// A fault that threads cannot have.
+/// The first fault that threads cannot have; `None` if there is none.
 pub fn beyond(faults: &[Fault]) -> Option<&Fault> {
     faults.iter().find(|fault| !matches!(fault, Fault::SlowGpu { .. } | Fault::Jitter { .. }))
 }
@@ -72,7 +72,7 @@ fn slow(faults: &[Fault], rank: u32) -> f64 {
     faults.iter().filter_map(factor).product()
 }
 
-/// A piece of the chain, or the time in which a thread saw that it could go on.
+/// A link of the chain: a piece of work, or the time in which a thread saw that it could go on.
 struct Link<'a> {
     rank: u32,
     span: Option<&'a Span>,
@@ -81,7 +81,8 @@ struct Link<'a> {
     to: f64,
 }
 
-/// From the piece that ends last back to the beginning: what its thread did before, or what that had waited for.
+/// The chain, from the piece that ends last back to the beginning: what its thread did before, or what that had waited
+/// for.
 fn chain<'a>(plan: &Plan, timeline: &'a Timeline, pieces: &[Vec<Piece>]) -> Vec<Link<'a>> {
     let last = |(thread, of): (usize, &Vec<Piece>)| Some((of.last()?.to, (thread, of.len() - 1)));
     let Some((_, mut at)) = pieces.iter().enumerate().filter_map(last).max_by(|a, b| a.0.total_cmp(&b.0)) else {
@@ -145,7 +146,7 @@ fn why(plan: &Plan, timeline: &Timeline, pieces: &[Vec<Piece>]) -> Why {
     Why {
         critical_path: chain.chunk_by(|a, b| a.what == b.what && a.rank == b.rank).map(stretch).collect(),
         parts,
-        // Threads have no links of their own, and what an op may be late by depends on who has the cores meanwhile.
+        // Threads have no links of their own, and how late an op may be depends on who has the cores meanwhile.
         utilisation: vec![],
         exposed,
         slack: vec![],

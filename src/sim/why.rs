@@ -1,5 +1,5 @@
-//! Why a step takes as long as it does: the chain of ops and waits that nothing can be taken out of without the step
-//! getting shorter, how much later every other op could have ended, and what links were busy with.
+//! Why a step takes as long as it does: the chain of ops and waits in which everything has to be shorter for the step
+//! to be so, how much later every other op could have ended, and what links were busy with.
 
 use super::account::{exposed, tier_of};
 use super::engine::Engine;
@@ -19,16 +19,16 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Stretch {
     pub rank: u32,
-    /// `compute`, `host`, or the axis and tier of what is communicated, as in `dp scale_out`.
+    /// `compute`, `host`, or the axis and tier of the communication, as in `dp scale_out`.
     pub what: String,
     pub from_s: f64,
     pub seconds: f64,
     pub ops: u32,
-    /// The op that takes most of it.
+    /// Path of the op that takes most of it.
     pub longest: String,
 }
 
-/// A share of the chain.
+/// A share of the chain, by what it is spent on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Part {
     pub what: String,
@@ -36,7 +36,8 @@ pub struct Part {
     pub share: f64,
 }
 
-/// Bytes moved over those that could have been, in equal times from the first to the last of the step.
+/// The bytes moved over the bytes that could have been moved, in equal intervals from the first to the last of the
+/// step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Utilisation {
     /// `scale_up`, `scale_out` (the NICs), `bridge` between sockets, `uplink_0` of the innermost pods and so on, `wire`.
@@ -45,7 +46,7 @@ pub struct Utilisation {
     pub over_time: Vec<f64>,
 }
 
-/// How much later an op could end and the step be as long.
+/// An op's slack: how much later it could end with the step as long as it is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Slack {
     pub rank: u32,
@@ -55,29 +56,29 @@ pub struct Slack {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Why {
-    /// From the first to the last; their seconds add up to the step.
+    /// The chain from the first op to the last; the seconds of its stretches add up to the step.
     pub critical_path: Vec<Stretch>,
-    /// By kernel, and by axis and tier, the largest first.
+    /// The shares of the chain by kernel, and by axis and tier, the largest first.
     pub parts: Vec<Part>,
     pub utilisation: Vec<Utilisation>,
     /// Time in which ranks wait for communication and do not compute, by axis and tier: s, mean over the ranks.
     pub exposed: BTreeMap<String, f64>,
-    /// Of each class, of every op in program order: how much later it could end and the step be as long, s.
+    /// The slack of every op in program order, by class, s.
     pub slack: Vec<Vec<f64>>,
-    /// Of each class and lane, the op with the least slack that is not critical: what comes next.
+    /// The op with the least slack that is not critical, for each class and lane: what would be critical next.
     pub next: Vec<Slack>,
 }
 
-/// Times into which the step is cut.
+/// Intervals into which the step is cut.
 const TIMES: usize = 40;
-/// Ops told of that are nearly critical.
+/// Ops that are nearly critical and are told, at most.
 const NEXT: usize = 12;
 
-/// A piece of the chain.
+/// A link of the chain.
 #[derive(Clone, Copy)]
 struct Link {
     class: u32,
-    /// None: the host.
+    /// The op; `None`: the host.
     op: Option<u32>,
     from: u64,
     to: u64,
@@ -102,7 +103,7 @@ fn kept(engine: &Engine, class: u32, op: u32) -> Kept {
     engine.runs[class as usize].kept[op as usize]
 }
 
-/// From the op that ends last back to the beginning: whoever came last, and what it had waited for.
+/// The chain, from the op that ends last back to the beginning: whoever came last, and what it had waited for.
 fn chain(engine: &Engine) -> Vec<Link> {
     let all = engine.runs.iter().enumerate().flat_map(|(class, run)| {
         let ends = run.kept.iter().enumerate();
@@ -133,7 +134,7 @@ fn chain(engine: &Engine) -> Vec<Link> {
     links
 }
 
-/// What a piece of the chain is, and its kernel if it is one.
+/// The name of a link of the chain, and its kernel if it is one.
 fn name(engine: &Engine, link: &Link) -> (String, Option<&'static str>) {
     let Some(op) = link.op else { return ("host".into(), None) };
     let run = &engine.runs[link.class as usize];
@@ -204,8 +205,9 @@ fn utilisation(engine: &Engine, machine: Machine) -> Vec<Utilisation> {
     bins.into_iter().map(of).collect()
 }
 
-/// What is beyond `full` goes later, and beyond the last one earlier: while transfers share a port, those posted first go at
-/// their full speed and owe what the others took, which what comes behind them pays (see [`ports`](super::ports)).
+/// Levels the load of the intervals: bytes beyond `full` go later, and those beyond the last interval earlier. While
+/// transfers share a port, those posted first go at their full speed and owe what the others took, which what comes
+/// behind them pays (see [`ports`](super::ports)).
 fn settle(bins: &mut [f64; TIMES], full: f64) {
     let mut beyond = 0.0;
     let mut fill = |bin: &mut f64| {
@@ -218,12 +220,12 @@ fn settle(bins: &mut [f64; TIMES], full: f64) {
     bins[0] += beyond;
 }
 
-/// When the last bytes arrive.
+/// When the last bytes arrive, ps.
 fn last_byte(engine: &Engine) -> u64 {
     engine.moved.iter().map(|m| m.to).max().unwrap_or(0).max(engine.now).max(1)
 }
 
-/// The times into which the step is cut that a span falls into, and which part of it.
+/// The intervals of the step that a span falls into, each with the part of the span in it.
 fn spread(from: u64, to: u64, end: u64) -> Vec<(usize, f64)> {
     let (from, to, length) = (from as f64, to as f64, (to - from).max(1) as f64);
     let width = end as f64 / TIMES as f64;
@@ -242,7 +244,7 @@ fn name_of(class: LinkClass) -> String {
     }
 }
 
-/// What meetings put on bridges, uplinks and wires, of each byte.
+/// The loads that meetings put on bridges, uplinks and wires, for each byte.
 struct Beyond<'a, 'p> {
     engine: &'a Engine<'p>,
     machine: Machine<'a>,
@@ -267,7 +269,7 @@ impl<'a, 'p> Beyond<'a, 'p> {
         known.entry(what).or_insert_with(|| {
             let mut sums: BTreeMap<LinkClass, f64> = BTreeMap::new();
             for load in footprint(engine, machine.cluster, ways, what).loads {
-                // Down is as full as up.
+                // Links down into pods are as full as links up out of them.
                 if !matches!(load.link, Wire::Down { .. } | Wire::NicOut { .. } | Wire::NicIn { .. }) {
                     *sums.entry(load.link.class()).or_default() += load.share;
                 }
@@ -294,14 +296,14 @@ fn footprint(engine: &Engine, cluster: &Cluster, ways: &[Vec<Way>], what: What) 
     }
 }
 
-/// The latest end of every op, from the last back: before what waits for it has to start. Those who meet end
-/// together, so that each may take as long as the one with the least room.
+/// The latest end of every op, from the last op back: before what waits for it has to start. Those who meet end
+/// together, so that each may end as late as the one with the least room.
 fn latest(engine: &Engine) -> Vec<Vec<u64>> {
     let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
     let mut latest: Vec<Vec<u64>> = engine.runs.iter().map(|run| vec![end; run.kept.len()]).collect();
     let ops = |(class, run): (usize, &super::run::Run)| (0..run.kept.len() as u32).map(move |op| (class as u32, op));
     let mut order: Vec<(u32, u32)> = engine.runs.iter().enumerate().flat_map(ops).collect();
-    // Whoever waits for an op starts no earlier than it ends; at one moment, later in the program.
+    // An op that waits for another starts no earlier than that ends; at one moment it stands later in the program.
     order.sort_unstable_by_key(|&(class, op)| {
         let kept = kept(engine, class, op);
         std::cmp::Reverse((kept.end, kept.start, op))
@@ -309,7 +311,7 @@ fn latest(engine: &Engine) -> Vec<Vec<u64>> {
     for (class, op) in order {
         let (own, run) = (kept(engine, class, op), &engine.runs[class as usize]);
         let room = latest[class as usize][op as usize] - own.end;
-        // What was late because of another leaves that one as much room, and none of its own waiting counts.
+        // An op that was late because of another leaves that one as much room, and its own waiting does not count.
         let (last, its) = own.by;
         let begun = kept(engine, last, its).start;
         let starts = [(class, op, own.start + (begun - own.start.min(begun))), (last, its, begun)];

@@ -1,4 +1,4 @@
-//! Which links can be asked for more than they carry, by whom, and which of them are alike.
+//! A census of links: which can be asked for more than they carry, by whom, and which of them are alike.
 //!
 //! Every meeting of every rank is counted on every link that it crosses, whichever classes ranks are folded into. A
 //! link that carries all that can be on it at once slows nobody and is forgotten. Of the others, those that carry the
@@ -18,16 +18,16 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-/// What a class does on a lane, and its most bytes a second.
+/// The meetings that a class has: for each lane and way, the most bytes a second of one.
 type Deeds = BTreeMap<(u16, Way), f64>;
 
-/// A real meeting that crosses links which matter.
+/// A meeting of certain ranks that crosses links which matter.
 struct Met {
     lane: u16,
     way: Way,
     /// The rank that sends, or members of a collective.
     ranks: Vec<u32>,
-    /// Entries of [`Census::links`], with shares of the bytes.
+    /// Entries of [`Census::links`], each with the share of the meeting's bytes that it carries.
     loads: Vec<(u32, f64)>,
     flow: f64,
 }
@@ -38,10 +38,10 @@ pub struct Census {
     pub links: Vec<Link>,
 }
 
-/// A full link by another relative error is one that is just full.
+/// Relative error below which a link counts as just full, not as too full.
 const ROUNDING: f64 = 1e-6;
 
-/// The algorithm of every collective of a script, by its place in the script's list.
+/// The way of every collective of a script, by its place in the script's list.
 pub fn ways(script: &Script, machine: Machine) -> Vec<Way> {
     let mut known = FxHashMap::default();
     let way = |whole: &crate::act::Whole| {
@@ -71,7 +71,7 @@ impl Census {
         self.links.is_empty()
     }
 
-    /// Classes that see the same on all links, starting from those of `fold`; `marks` tell ranks apart from the start.
+    /// The fold refined so that ranks of a class see the same on all links; `marks` tell ranks apart from the start.
     pub fn refine(&self, plan: &Plan, cluster: &Cluster, fold: Fold, marks: &[u64]) -> Fold {
         let mut fold = fold;
         loop {
@@ -82,7 +82,7 @@ impl Census {
                 let whole = mixed(&(met.lane, met.way, on.fold(0u64, u64::wrapping_add)));
                 let ends = met.ranks.iter().enumerate();
                 ends.for_each(|(at, &rank)| {
-                    // Who sends is not who receives.
+                    // A sender is not what a receiver is.
                     let role = if matches!(met.way, Way::Hop(_)) { at } else { 0 };
                     let seen = &mut seen[rank as usize];
                     *seen = seen.wrapping_add(mixed(&(whole, role)));
@@ -97,7 +97,7 @@ impl Census {
         }
     }
 
-    /// A number for each link, the same for those of one kind.
+    /// A number for each link, equal for links of one kind.
     pub fn kinds(&self, cluster: &Cluster, fold: &Fold) -> Vec<u64> {
         let mut kinds: Vec<u64> =
             self.links.iter().map(|&l| mixed(&(l.class(), cluster.capacity(l).value().to_bits()))).collect();
@@ -111,7 +111,8 @@ impl Census {
         kinds
     }
 
-    /// Tells of every meeting on a link: its lane, way, class, share of its bytes and of its largest flow.
+    /// Tells `each` of every meeting on a link: the link, the meeting's lane, way and class, the share of its bytes
+    /// there, and that of its largest flow.
     pub fn on_links(&self, fold: &Fold, mut each: impl FnMut(u32, (u16, Way, u32), f64, f64)) {
         for met in &self.met {
             let of = |rank: &u32| fold.class_of[*rank as usize];
@@ -128,19 +129,19 @@ impl Census {
 fn mixed(of: &impl Hash) -> u64 {
     let mut h = FxHasher::default();
     of.hash(&mut h);
-    // A sum of these has to tell multisets apart: every bit counts (splitmix64).
+    // Sums of these have to tell multisets apart: every bit has to count (splitmix64).
     let mut x = h.finish().wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// A share as a number that can be compared.
+/// A share as a whole number, so that equal ones are equal.
 fn fixed(share: f64) -> u64 {
     (share * 1e9).round() as u64
 }
 
-/// By class.
+/// The meetings of every class.
 fn deeds(machine: Machine, fold: &Fold, scripts: &[Script]) -> Vec<Deeds> {
     let mut all = vec![Deeds::new(); fold.representatives.len()];
     let mut note = |class: usize, key: (u16, Way), bytes: u64, transfer: u64| {
@@ -170,11 +171,11 @@ fn deeds(machine: Machine, fold: &Fold, scripts: &[Script]) -> Vec<Deeds> {
     all
 }
 
-/// Meetings and links while they are counted.
+/// The meetings and links while they are counted.
 struct Count<'a> {
     cluster: &'a Cluster,
     met: Vec<Met>,
-    /// Of each meeting, its most bytes a second.
+    /// The most bytes a second of each meeting.
     rates: Vec<f64>,
     links: FxHashMap<Link, u32>,
 }
@@ -194,7 +195,7 @@ impl Count<'_> {
                             let peer = group.neighbour(&plan.views, rank, by as i32);
                             (vec![rank, peer], Footprint::of_message(self.cluster, rank, peer))
                         }
-                        // The first member counts for all.
+                        // The first member counts for all members.
                         Way::Whole(..) if group.first(&plan.views, rank) != rank => continue,
                         Way::Whole(kind, algorithm) => {
                             let members = members.get_or_insert_with(|| group.members(&plan.views, rank));
@@ -224,8 +225,8 @@ impl Count<'_> {
         self.rates.push(rate);
     }
 
-    /// Forgets links that carry all that can be on them at once: a lane has one collective of a group at a time, and
-    /// messages to every distance.
+    /// Forgets links that carry all that can be on them at once: at any time a lane has one collective of a group, and
+    /// one message over every distance.
     fn keep(self) -> Census {
         let Count { cluster, mut met, rates, links } = self;
         let mut most = vec![0.0f64; links.len()];

@@ -1,4 +1,4 @@
-//! What a meeting puts on the links that several ranks share.
+//! The bytes that a meeting puts on the links that several ranks share.
 
 use crate::cluster::{Cluster, Link};
 use crate::collective::streams::{Stream, loads, streams};
@@ -15,22 +15,22 @@ pub enum Way {
     Exchange,
 }
 
-/// One link, and what it carries of each byte.
+/// A link, and what it carries of each byte of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     pub link: Link,
     pub share: f64,
 }
 
-/// Loads of shared links, and the largest share of the bytes that goes as one flow.
+/// The loads of shared links, and the largest share of the bytes that goes as one flow.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Footprint {
     pub loads: Vec<Load>,
     pub flow: f64,
 }
 
-/// Whether ranks can get in each other's way on a link. The port of a GPU, and a NIC that is its own, are what the
-/// ports of a rank account for.
+/// Whether ranks can get in each other's way on a link. The port of a GPU, and a NIC that is a rank's own, are
+/// accounted for by the ports of the rank.
 fn is_shared(cluster: &Cluster, link: Link) -> bool {
     match link {
         Link::Out(_) | Link::In(_) | Link::Peer(..) => false,
@@ -42,7 +42,7 @@ fn is_shared(cluster: &Cluster, link: Link) -> bool {
     }
 }
 
-/// Whether there is any such link.
+/// Whether the cluster has any such link.
 pub fn any_shared(cluster: &Cluster) -> bool {
     let nics = cluster.nodes() > 1 && is_shared(cluster, Link::NicOut { node: 0, nic: 0 });
     let spec = &cluster.spec;
@@ -69,12 +69,12 @@ impl Footprint {
         Footprint::of_streams(cluster, &streams(cluster, algorithm, Operation::Whole(kind), members, 1.0), members)
     }
 
-    /// Rows from `from` to each of the others alike, as far as they leave its node.
+    /// The footprint of rows from `from` to each of the others alike, as far as they leave its node.
     pub fn of_rows(cluster: &Cluster, from: u32, members: &[u32]) -> Footprint {
         let away: Vec<u32> = members.iter().copied().filter(|&m| cluster.node_of(m) != cluster.node_of(from)).collect();
         let each = 1.0 / away.len().max(1) as f64;
         let stream = |&to: &u32| Stream { links: cluster.path(from, to).links, bytes: each };
-        // As its own does, those of all others do.
+        // The flows of all other ranks collide as those of this one.
         Footprint::of_streams(cluster, &away.iter().map(stream).collect::<Vec<_>>(), &[from])
     }
 
@@ -83,7 +83,8 @@ impl Footprint {
         Footprint::of_loads(cluster, loads(streams), flow, members)
     }
 
-    /// What `members` put on links, no flow more than `flow`, while all others below the same switches do as they do.
+    /// The footprint of the loads of `members`, no flow more than `flow`, while all other ranks below the same switches
+    /// do as they do.
     fn of_loads(
         cluster: &Cluster,
         loads: impl IntoIterator<Item = (Link, f64)>,
@@ -99,7 +100,7 @@ impl Footprint {
     }
 }
 
-/// Whether nothing leaves the node, and nothing in there is shared.
+/// Whether nothing leaves the node of the members, and nothing in there is shared.
 fn stays(cluster: &Cluster, members: &[u32]) -> bool {
     let inside = cluster.spec.scale_up.sockets.is_none() && cluster.spec.graph.is_none();
     inside && members.iter().all(|&m| cluster.node_of(m) == cluster.node_of(members[0]))

@@ -1,4 +1,4 @@
-//! Links that ranks share, while a step is played: who is on them, and how fast each gets on.
+//! The links that ranks share, while a step is played: which meetings are on them, and how fast each gets on.
 //!
 //! A meeting is one activity of [`share`](super::share), with its seconds alone as work. Alone it takes of every link
 //! the bytes that it puts there over those seconds; of what is too narrow for all, every flow gets as much as every
@@ -24,15 +24,15 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Meetings that are alike on links: lane, way, and the class that sends, or the first of a collective.
+/// Names meetings that are alike on links: lane, way, and the class that sends, or the first class of a collective.
 pub type Kind = (u16, Way, u32);
 
-/// What meetings of a kind put on a link that stands for all like it, of each byte of one of them.
+/// The part of each byte that meetings of a kind put on a link that stands for all links like it.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     resource: Resource,
     share: f64,
-    /// What one of them puts there at most.
+    /// The most that one of these meetings puts there.
     own: f64,
 }
 
@@ -49,10 +49,10 @@ struct Known {
     link: Link,
     like_it: u32,
     capacity: f64,
-    /// For how long it was full, ps.
+    /// How long the link was full, ps.
     full: u64,
     slowed: u64,
-    /// By how much, ps of meetings.
+    /// How much longer meetings took because of it, ps, all together.
     delay: u64,
 }
 
@@ -60,11 +60,11 @@ pub struct Links {
     share: Share,
     known: Vec<Known>,
     parts: FxHashMap<Kind, Parts>,
-    /// By program, of every collective in its list.
+    /// The way of every collective in the list of each program.
     ways: Vec<Vec<Way>>,
-    /// Whether it is to be told how long links were full.
+    /// Whether to note how long links were full.
     keep: bool,
-    /// What is left of the planes between nodes.
+    /// Speed of what is left of the planes between nodes.
     planes: Pace,
     scratch: Vec<(Resource, f64)>,
 }
@@ -72,27 +72,27 @@ pub struct Links {
 /// A link that was asked for more than it carries at some time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SharedLink {
-    /// As in `uplinks of pod 0`.
+    /// Name of the link, as in `uplinks of pod 0`.
     pub link: String,
-    /// How many links are as full at all times, this one among them.
+    /// Number of links that are as full at all times, this one included.
     pub links: u32,
-    /// Bytes a second.
+    /// Capacity, in bytes a second.
     pub capacity: f64,
-    /// Of the step.
+    /// Share of the step in which it was busy, and in which it was full.
     pub busy: f64,
     pub full: f64,
-    /// Meetings that took longer, and by how long in all, on this link.
+    /// Meetings that took longer because of this link, and by how many seconds together.
     pub slowed: u64,
     pub delay_s: f64,
 }
 
-/// Capacities are so much larger that what just fits does, however it was rounded.
+/// Relative amount that capacities are raised by, so that what just fits does, however it was rounded.
 const ROUNDING: f64 = 2e-6;
-/// A link that is so full is full.
+/// A link counts as full from this load on.
 const FULL: f64 = 0.999;
 
 impl Links {
-    /// The links of a census, those of a kind as one.
+    /// The links of a census, links of a kind being one. `keep`: notes how long they were full.
     pub fn new(census: &Census, machine: Machine, fold: &Fold, scripts: &[Script], planes: Pace, keep: bool) -> Links {
         let kinds = census.kinds(machine.cluster, fold);
         let mut first: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
@@ -119,13 +119,13 @@ impl Links {
                 None => parts.all.push(Part { resource, share, own: share }),
             }
         });
-        // What crosses links of a kind crosses the one that stands for them: it is among those counted there.
+        // Meetings on links of a kind cross the one that stands for them: it is among those counted there.
         parts.values_mut().for_each(|parts| parts.all.sort_by_key(|part| part.resource));
         let ways = scripts.iter().map(|script| census::ways(script, machine)).collect();
         Links { share, known, parts, ways, keep, planes, scratch: vec![] }
     }
 
-    /// The kind of a collective of a program, if it crosses such links.
+    /// The kind of a collective of a program; `None` if it crosses no shared links.
     pub fn kind(&self, program: usize, lane: u16, at: u32, class: u32) -> Option<Kind> {
         let kind = (lane, self.ways[program][at as usize], class);
         self.crosses(&kind).then_some(kind)
@@ -135,12 +135,12 @@ impl Links {
         self.parts.contains_key(kind)
     }
 
-    /// When the next meeting has its bytes.
+    /// When the bytes of the next meeting have arrived, ps; `None` if no meeting is under way.
     pub fn next_end(&mut self) -> Option<u64> {
         self.share.next_end()
     }
 
-    /// Goes on to the next end, and says who has its bytes then.
+    /// Goes on to the next end, and tells which meetings' bytes have arrived then; `None` if there is none.
     pub fn complete(&mut self, done: &mut Vec<u64>) -> Option<u64> {
         let to = self.share.next_end()?;
         self.note_full(to);
@@ -154,7 +154,7 @@ impl Links {
         }
     }
 
-    /// Links of the network have what is left of its planes now; until when.
+    /// Sets the links of the network to what is left of its planes now; returns until when that holds, ps.
     pub fn planes_change(&mut self, now: u64) -> u64 {
         if self.planes.is_well() {
             return u64::MAX;
@@ -180,7 +180,7 @@ impl Links {
         }
     }
 
-    /// Lets a meeting's bytes go at no more than `cap` of their speed, or changes that; `false` if it has none.
+    /// Lets a meeting's bytes go at no more than `cap` of their speed, or changes that cap; `false` if it has no bytes.
     pub fn go(&mut self, id: MeetingId, meeting: &mut Meeting, cap: f64) -> bool {
         let mut work = meeting.transfer as f64 * 1e-12;
         if let Some(activity) = meeting.activity {
@@ -201,8 +201,8 @@ impl Links {
         self.scratch.clear();
         for part in &parts.all {
             let known = &self.known[part.resource.0 as usize];
-            // Alone it takes what the model of the library says, but where hashed flows meet on uplinks, or rows that are not
-            // spread evenly on wires.
+            // Alone a meeting takes what the model of its library says, except where hashed flows meet on uplinks, or
+            // rows that are not spread evenly on wires.
             let fits = match known.link {
                 Link::Up { .. } | Link::Down { .. } | Link::Wire { .. } => 1.0,
                 _ => (known.capacity / (part.own * speed)).min(1.0),
@@ -215,7 +215,7 @@ impl Links {
         true
     }
 
-    /// A meeting was over so much later than alone.
+    /// Notes that a meeting took `delay` ps longer than alone.
     pub fn was_slowed(&mut self, kind: &Kind, delay: u64) {
         for part in &self.parts[kind].all {
             let known = &mut self.known[part.resource.0 as usize];
@@ -223,7 +223,7 @@ impl Links {
         }
     }
 
-    /// Links that slowed someone down, the worst first.
+    /// The links that slowed a meeting down, the worst first.
     pub fn told(&self, step_ps: u64, rails: bool) -> Vec<SharedLink> {
         let step = step_ps.max(1) as f64 * 1e-12;
         let tell = |(at, known): (usize, &Known)| SharedLink {
@@ -242,7 +242,7 @@ impl Links {
     }
 }
 
-/// A link as people say it.
+/// The name of a link in words.
 fn name(link: Link, rails: bool) -> String {
     let pods = |pod: u32, tier: u32, rail: u32| match rails && tier == 0 {
         true => format!("links of pod {pod} of tier {tier} on rail {rail}"),
@@ -260,13 +260,13 @@ fn name(link: Link, rails: bool) -> String {
     }
 }
 
-/// Bytes by [`LinkClass`], and what links of the class carry in all.
+/// Bytes a second that all links of a [`LinkClass`] carry together.
 pub fn capacity_of(cluster: &Cluster, class: LinkClass) -> f64 {
     let (spec, gpus) = (&cluster.spec, f64::from(cluster.gpus()));
     let out = spec.scale_out.as_ref();
     let nics = out.map_or(0.0, |out| gpus * f64::from(out.nics_per_node) / f64::from(spec.gpus_per_node));
     match class {
-        // Of chips on a graph all of its links are theirs.
+        // Chips on a graph have all of its links.
         LinkClass::ScaleUp if spec.graph.is_some() && out.is_none() => capacity_of(cluster, LinkClass::Wire),
         LinkClass::ScaleUp => spec.scale_up.bandwidth.value.value().max(spec.scale_up.p2p.value.value()) * gpus,
         LinkClass::Nic => out.map_or(0.0, |out| out.raw.value.value() * nics),

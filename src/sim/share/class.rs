@@ -1,16 +1,16 @@
-//! Activities that are equal but for their work: one variable, however many they are.
+//! Activities that are equal except for their work: one variable, however many they are.
 
 use super::{Demand, PS};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// One resource of a class.
+/// A resource that a class uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Used {
     pub resource: u32,
-    /// What a rate of 1 of one member takes.
+    /// Units a second that it takes of the resource for each member at a rate of 1.
     pub demand: f64,
-    /// Where in the resource's list of users the class stands.
+    /// The place of the class in the resource's list of users.
     pub place: u32,
 }
 
@@ -42,8 +42,8 @@ impl Ord for Ends {
     }
 }
 
-/// Its members have one rate at all times, so each is done when the *service*, the work that a member did which was
-/// always there, has grown by its own work.
+/// A class: its members have one rate at all times. Its *service* is the work that a member did which was always there;
+/// each member is done when the service has grown by the member's own work.
 #[derive(Debug, Default)]
 pub struct Class {
     pub kind: u64,
@@ -52,22 +52,22 @@ pub struct Class {
     pub weight: f64,
     pub count: u32,
     pub rate: f64,
-    /// The resource that keeps it from going faster, or none.
+    /// The resource that keeps it from going faster; `NONE`: its own cap does.
     pub bound: u32,
-    /// Service at `since`, the last time the rate changed.
+    /// The service at `since`, the last time, ps, at which the rate changed.
     pub service: f64,
     pub since: u64,
     pub flows: BinaryHeap<Ends>,
-    /// Which entry of the calendar is the valid one.
+    /// Number of its valid entry in the calendar.
     pub stamp: u32,
-    /// Round of the filling in which it was freed.
+    /// The round of the filling in which it was freed.
     pub freed: u32,
-    /// Its rate was found in this filling.
+    /// Whether its rate was found in this filling.
     pub fixed: bool,
 }
 
 impl Class {
-    /// Becomes another class; what it allocated is used again.
+    /// Becomes another class, reusing what it has allocated.
     pub fn begin(&mut self, demand: &Demand, kind: u64, now: u64) {
         (self.kind, self.cap, self.weight) = (kind, demand.cap, demand.weight);
         (self.count, self.rate, self.service, self.since) = (0, 0.0, 0.0, now);
@@ -97,12 +97,12 @@ impl Class {
         self.service + self.rate * ((now - self.since) as f64 / PS)
     }
 
-    /// What a rate of 1 of all members takes of the resource at this place of the list.
+    /// Units a second that all members at a rate of 1 take of the resource at place `at` of the list.
     pub fn takes(&self, at: u32) -> f64 {
         self.uses[at as usize].demand * f64::from(self.count)
     }
 
-    /// Rate over weight.
+    /// Its level: rate over weight.
     pub fn level(&self) -> f64 {
         self.rate / self.weight
     }

@@ -1,10 +1,10 @@
-//! Water-filling of those whose rate may change, all others held still; then the check that the others may stay.
+//! Water-filling of the classes whose rate may change, all others held still; then the check that the others may stay.
 
 use super::{Change, NONE, Share};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Levels that differ by less are the same, relative.
+/// Relative difference below which two levels are the same.
 const SAME: f64 = 1e-9;
 
 /// A level in a heap. Levels are never NaN.
@@ -29,13 +29,13 @@ impl Ord for Level {
 #[derive(Debug, Clone, Copy)]
 struct Basin {
     resource: u32,
-    /// Capacity that nobody has yet.
+    /// Capacity that no class has yet.
     left: f64,
-    /// What a level of 1 of all that are not fixed yet takes.
+    /// Units a second that the classes which are not fixed yet take at a level of 1.
     weight: f64,
-    /// How many are not fixed yet: what is left of `weight` after them is rounding.
+    /// Number of classes that are not fixed yet: once there are none, the rest of `weight` is a rounding error.
     open: u32,
-    /// Of those bound by it, if any: at what level it became full.
+    /// The level at which it became full, if it binds any class.
     full_at: f64,
 }
 
@@ -45,15 +45,15 @@ impl Basin {
     }
 }
 
-/// What a filling needs and the next one uses again.
+/// Room that a filling needs, and the next one uses again.
 #[derive(Default)]
 pub struct Scratch {
     round: u32,
     freed: Vec<u32>,
-    /// Rates of the freed before.
+    /// The rates that freed classes had before.
     before: Vec<f64>,
     basins: Vec<Basin>,
-    /// By resource: its basin, valid if its resource is this one.
+    /// The basin of each resource, valid if that basin's resource is this one.
     basin_of: Vec<u32>,
     heap: BinaryHeap<Reverse<(Level, u32)>>,
     caps: Vec<(Level, u32)>,
@@ -90,7 +90,7 @@ impl Share {
         }
     }
 
-    /// Those that came, or whose number grew. One that shares with nobody needs no filling.
+    /// Frees the classes that came, or whose number grew. One that shares with nobody needs no filling.
     fn free_fresh(&mut self, s: &mut Scratch) {
         for i in 0..self.fresh.len() {
             let id = self.fresh[i];
@@ -120,7 +120,7 @@ impl Share {
         }
     }
 
-    /// Those that were bound by what changed.
+    /// Frees the classes that were bound by a resource that changed.
     fn free_bound(&mut self, s: &mut Scratch) {
         while let Some(resource) = self.dirty.pop() {
             let shrunk = std::mem::take(&mut self.rooms[resource as usize].dirty) == Some(Change::Capacity);
@@ -136,9 +136,9 @@ impl Share {
         }
     }
 
-    /// Max-min rates of the freed in what the others leave: raises the level of all, and fixes those that meet their
-    /// cap or a full resource. A resource's level only grows while others are fixed below it, so that an entry of the
-    /// heap that is out of date is too low, and is put back when it comes up.
+    /// Finds the max-min rates of the freed classes in what the others leave: raises the level of all of them, and
+    /// fixes those that meet their cap or a full resource. A resource's level only grows while others are fixed below
+    /// it, so that an entry of the heap that is out of date is too low, and is put back when it comes up.
     fn fill_freed(&mut self, s: &mut Scratch) {
         self.measure(s);
         s.caps.clear();
@@ -183,7 +183,7 @@ impl Share {
         }
     }
 
-    /// What those that are held still leave of every basin, and what the freed weigh on it.
+    /// Measures what the classes that are held still leave of every basin, and what the freed ones weigh on it.
     fn measure(&self, s: &mut Scratch) {
         for basin in &mut s.basins {
             let room = &self.rooms[basin.resource as usize];
@@ -204,7 +204,7 @@ impl Share {
         let class = &mut self.classes[id as usize];
         class.fixed = true;
         class.bound = bound;
-        // The rate is found, not yet kept: service is counted with the one before until all is settled.
+        // The rate is found but not yet kept: service is counted with the one before until all is settled.
         class.rate = if bound == NONE { class.cap } else { level * class.weight };
         for used in &class.uses {
             let basin = &mut s.basins[s.basin_of[used.resource as usize] as usize];
@@ -215,7 +215,7 @@ impl Share {
         }
     }
 
-    /// Frees those whose bottleneck does not hold beside the rates just found. False if there are none.
+    /// Frees the classes whose bottleneck does not hold beside the rates just found; false if there are none.
     fn free_more(&mut self, s: &mut Scratch) -> bool {
         let known = s.freed.len();
         for i in 0..s.basins.len() {
@@ -230,7 +230,7 @@ impl Share {
                     highest = highest.max(class.level());
                 }
             }
-            // Whoever is below an equal share of all leaves the rest to the others, and need not give way.
+            // A class below an equal share of all leaves the rest to the others, and need not give way.
             let equal = room.capacity / weights;
             let over = used > room.capacity * (1.0 + SAME);
             let limit = if basin.full_at.is_finite() || over {
@@ -256,7 +256,7 @@ impl Share {
         s.freed.len() > known
     }
 
-    /// The rates found become those that count from now on.
+    /// Makes the rates found those that count from now on.
     fn keep(&mut self, s: &mut Scratch) {
         for (i, &id) in s.freed.iter().enumerate() {
             let class = &mut self.classes[id as usize];

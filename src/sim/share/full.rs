@@ -1,6 +1,6 @@
 //! Max-min fair rates from nothing: the definition, step by step. Slow, and the oracle of what is incremental.
 
-/// What one activity may have and takes.
+/// An activity: its cap, its weight, and what it uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
     pub cap: f64,

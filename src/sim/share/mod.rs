@@ -1,4 +1,5 @@
-//! Who gets how much of what is shared: weighted max-min fair rates, kept up to date as activities come and go.
+//! Shared resources: who gets how much of them, as weighted max-min fair rates, kept up to date as activities come and
+//! go.
 //!
 //! **The mathematics.** Activity `i` has work left and a rate `y_i >= 0`, and uses `d_ri y_i` of resource `r`. Rates are
 //! feasible if `y_i <= cap_i` for all `i` and `sum_i d_ri y_i <= C_r` for all `r`. With weights `w_i`, the *level* of an
@@ -38,7 +39,7 @@ pub struct Activity {
     born: u64,
 }
 
-/// What is to be done, and what it takes.
+/// The demand of an activity: its work, and what it takes of resources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand<'a> {
     /// Bytes, or seconds when alone; above zero.
@@ -47,28 +48,28 @@ pub struct Demand<'a> {
     pub cap: f64,
     /// Activities share a full resource in proportion to their weights.
     pub weight: f64,
-    /// Of each resource, what a rate of 1 takes.
+    /// Units a second that a rate of 1 takes of each resource.
     pub uses: &'a [(Resource, f64)],
-    /// Whatever the caller wants to be told when it is done.
+    /// Whatever the caller wants to be told when the activity is done.
     pub tag: u64,
 }
 
 impl<'a> Demand<'a> {
-    /// So many bytes over links, at most at `cap` bytes/s.
+    /// The demand of `bytes` over links, at most at `cap` bytes/s.
     pub fn flow(bytes: f64, cap: f64, links: &'a [(Resource, f64)], tag: u64) -> Demand<'a> {
         Demand { work: bytes, cap, weight: 1.0, uses: links, tag }
     }
 }
 
-/// Activities that share a resource end together if they do so within this part of their duration.
+/// Activities that share a resource end together if their ends are within this part of their duration.
 pub const TOGETHER: f64 = 1e-6;
 
-/// No slot, no class, no resource: bound by its own cap.
+/// In place of a slot, a class or a resource: none; a class without a resource is bound by its own cap.
 const NONE: u32 = u32::MAX;
-/// Picoseconds of a second.
+/// Picoseconds in a second.
 const PS: f64 = 1e12;
 
-/// What happened to a resource since rates were found.
+/// A change of a resource since rates were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
     /// A user left: nobody has to give way.
@@ -78,9 +79,9 @@ enum Change {
 
 struct Room {
     capacity: f64,
-    /// Classes that use it, and where in their list of uses it stands.
+    /// The classes that use it, each with the place of the resource in the class's list.
     users: Vec<(u32, u32)>,
-    /// Work times demand of all that has been done.
+    /// Units that it has given to work that is done.
     carried: f64,
     dirty: Option<Change>,
 }
@@ -89,13 +90,13 @@ struct Slot {
     born: u64,
     class: u32,
     work: f64,
-    /// Service of the class at which it is done.
+    /// The service of the class at which the activity is done.
     finish: f64,
     started: u64,
     tag: u64,
 }
 
-/// Resources, the activities that share them, and the time. All times are picoseconds.
+/// The resources, the activities that share them, and the time; all times are in picoseconds.
 #[derive(Default)]
 pub struct Share {
     rooms: Vec<Room>,
@@ -106,7 +107,7 @@ pub struct Share {
     free_slots: Vec<u32>,
     ends: BinaryHeap<Reverse<(u64, u32, u32)>>,
     dirty: Vec<u32>,
-    /// Classes that came or whose next end has to be found again.
+    /// Classes that came, and classes whose next end has to be found again.
     fresh: Vec<u32>,
     late: Vec<u32>,
     scratch: Scratch,
@@ -139,12 +140,12 @@ impl Share {
         self.rooms[resource.0 as usize].capacity
     }
 
-    /// Picoseconds since the start.
+    /// The time, in picoseconds since the start.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Activities that are not done.
+    /// Number of activities that are not done.
     pub fn len(&self) -> usize {
         self.alive
     }
@@ -175,7 +176,7 @@ impl Share {
         Activity { slot: at, born: self.born }
     }
 
-    /// Takes out what is not wanted any more; what it has done stays done. False if it has ended before.
+    /// Takes an activity out that is not wanted any more; what it has done stays done. False if it has ended before.
     pub fn cancel(&mut self, activity: Activity) -> bool {
         let Some(left) = self.remaining(activity) else { return false };
         let done = self.slots[activity.slot as usize].work - left;
@@ -183,21 +184,21 @@ impl Share {
         true
     }
 
-    /// Work left of an activity now; none if it has ended.
+    /// Work that an activity has left now; `None` if it has ended.
     pub fn remaining(&self, activity: Activity) -> Option<f64> {
         let slot = self.slots.get(activity.slot as usize).filter(|s| s.born == activity.born)?;
         let class = &self.classes[slot.class as usize];
         Some((slot.finish - class.service_at(self.now)).clamp(0.0, slot.work))
     }
 
-    /// Work per second of an activity from now on; none if it has ended.
+    /// Rate of an activity from now on, in work per second; `None` if it has ended.
     pub fn rate(&mut self, activity: Activity) -> Option<f64> {
         self.settle();
         let slot = self.slots.get(activity.slot as usize).filter(|s| s.born == activity.born)?;
         Some(self.classes[slot.class as usize].rate)
     }
 
-    /// The resource that keeps an activity from going faster; none if it has ended or nothing keeps it.
+    /// The resource that keeps an activity from going faster; `None` if it has ended, or if only its cap does.
     pub fn bottleneck(&mut self, activity: Activity) -> Option<Resource> {
         self.settle();
         let slot = self.slots.get(activity.slot as usize).filter(|s| s.born == activity.born)?;
@@ -215,12 +216,12 @@ impl Share {
             .sum()
     }
 
-    /// Units that a resource has given to what has ended.
+    /// Units that a resource has given to activities that have ended.
     pub fn carried(&self, resource: Resource) -> f64 {
         self.rooms[resource.0 as usize].carried
     }
 
-    /// When the next activities end if nothing changes; none if none ever does.
+    /// When the next activities end if nothing changes, ps; `None` if none ever does.
     pub fn next_end(&mut self) -> Option<u64> {
         self.settle();
         while let Some(&Reverse((end, class, stamp))) = self.ends.peek() {
@@ -240,8 +241,8 @@ impl Share {
         self.now = to;
     }
 
-    /// Goes to the next end and takes out all that end then, telling their tags in the order in which they came.
-    /// None if nothing ever ends.
+    /// Goes to the next end and takes out all activities that end then; adds their tags in the order in which they
+    /// came. `None` if nothing ever ends.
     pub fn complete(&mut self, tags: &mut Vec<u64>) -> Option<u64> {
         let to = self.next_end()?;
         self.now = to;
@@ -259,7 +260,8 @@ impl Share {
         Some(to)
     }
 
-    /// Whether what ends at `end` ends now: exactly, or nearly so if its end hangs on others' ends.
+    /// Whether an activity of `class` that ends at `end` ends now: exactly, or nearly so if its end hangs on others'
+    /// ends.
     fn ends_with(&self, class: u32, end: u64) -> bool {
         let class = &self.classes[class as usize];
         let started = class.flows.peek().map_or(end, |head| self.slots[head.slot as usize].started);
@@ -312,7 +314,7 @@ impl Share {
         room.dirty = room.dirty.max(Some(change));
     }
 
-    /// The class of activities that are equal but for their work: the one there is, or a new one.
+    /// The class for a demand, whatever its work: the one there is, or a new one.
     fn class_of(&mut self, demand: &Demand) -> u32 {
         let kind = kind_of(demand);
         if let Some(&id) = self.by_kind.get(&kind)
@@ -352,7 +354,7 @@ impl Share {
         self.free_classes.push(id);
     }
 
-    /// When an activity ends at the rate its class has. One whose rate never changed is rounded once.
+    /// When an activity ends at the rate its class has, ps. One whose rate never changed is rounded once.
     fn end_of(&self, id: u32, slot: u32) -> u64 {
         let (class, slot) = (&self.classes[id as usize], &self.slots[slot as usize]);
         let (from, left) = if slot.started >= class.since {
