@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 /// What the bytes between two ranks cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// The same device.
+    /// No link: both ranks are on one device.
     Local,
     /// The links inside a node.
     ScaleUp,
@@ -28,7 +28,7 @@ pub enum Tier {
     ScaleOut,
 }
 
-/// One rank a GPU; ranks fill node after node.
+/// A cluster with one rank on each GPU; ranks fill node after node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
     pub spec: ClusterSpec,
@@ -40,9 +40,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// The first `gpus` GPUs of a cluster. Errors: the cluster has another GPU, fewer of them, or nodes that they do
+    /// not fill; a graph that does not link all its hosts.
     pub fn new(spec: &ClusterSpec, gpu: &GpuSpec, gpus: u32) -> Result<Cluster> {
         let per_node = spec.gpus_per_node;
-        // A file is known by its path there, and has a name of its own.
+        // Where the file names a GPU by the path of another file, the GPU has a name of its own.
         if gpu.name != spec.gpu && !is_path(&spec.gpu) {
             let why = format!("the cluster has {}, not {}; choose one of the two again", spec.gpu, gpu.name);
             return Err(Error::spec(&spec.name, "gpu", why));
@@ -91,8 +93,8 @@ impl Cluster {
         self.per_node
     }
 
-    /// GPUs of which no group of `group` neighbouring ranks, where one fits into a node, would lie across two; none if none
-    /// does now.
+    /// The number of GPUs to take so that no group of `group` neighbouring ranks that fits into a node would lie across
+    /// two; `None` if no group does now.
     pub fn unsplit(&self, group: u32) -> Option<u32> {
         let splits = self.nodes() > 1 && (1..=self.per_node).contains(&group) && !self.per_node.is_multiple_of(group);
         let fewer = |used: &u32| {
@@ -119,7 +121,7 @@ impl Cluster {
         }
     }
 
-    /// What a group gets of its NICs' bandwidth where it spans pods, while all other ranks do the same in
+    /// The share of its NICs' bandwidth that a group gets where it spans pods, while all other ranks do the same in
     /// groups of their own. A ring leaves a pod once, however many of its members are inside; there are as many rings
     /// as the group has members on a node, each with a NIC of its own.
     pub fn uplink_share(&self, members: &[u32]) -> f64 {
@@ -133,8 +135,8 @@ impl Cluster {
         self.spec.pods.iter().enumerate().map(share).fold(1.0, f64::min)
     }
 
-    /// Bytes a second that a group has out of each of its pods of a tier, all other ranks being in groups like it; none
-    /// where it stays in one.
+    /// Bytes a second that a group has out of each of its pods of a tier, all other ranks being in groups like it;
+    /// `None` where it stays in one pod.
     pub fn uplinks_of(&self, members: &[u32], tier: usize) -> Option<BytesPerSec> {
         let (pod, nics) = (&self.spec.pods[tier], self.nics_per_rank()?);
         let inside = self.inside_pods(members, pod)?;
@@ -142,7 +144,7 @@ impl Cluster {
         Some(self.spec.scale_out.as_ref()?.achieved.value * (nics * inside / lost))
     }
 
-    /// Members in each pod, if there are several.
+    /// Members in each pod, in the mean; `None` if all are in one pod.
     fn inside_pods(&self, members: &[u32], pod: &Pod) -> Option<f64> {
         let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
         (pods.len() > 1).then(|| members.len() as f64 / pods.len() as f64)
@@ -152,14 +154,14 @@ impl Cluster {
         f64::from(self.on_nodes(members).into_iter().map(|(_, on)| on).min().unwrap_or(1))
     }
 
-    /// The nodes that some ranks are on, the first one first, and how many of them each has.
+    /// The nodes that some ranks are on, the first node first, each with how many of the ranks it has.
     pub fn on_nodes(&self, members: &[u32]) -> Vec<(u32, u32)> {
         let mut nodes: Vec<u32> = members.iter().map(|&m| self.node_of(m)).collect();
         nodes.sort_unstable();
         nodes.chunk_by(|a, b| a == b).map(|on| (on[0], on.len() as u32)).collect()
     }
 
-    /// Peers of a member that are in other pods, times what their uplinks are too narrow by.
+    /// Peers of a member that are in other pods, times the factor by which the uplinks there are too narrow.
     pub fn beyond_pods(&self, members: &[u32]) -> f64 {
         let beyond = |(tier, pod): (usize, &Pod)| {
             let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
@@ -170,8 +172,8 @@ impl Cluster {
         self.spec.pods.iter().enumerate().map(beyond).fold(0.0, f64::max)
     }
 
-    /// What a group gets of the bridge between two sockets, all groups of the node crossing it alike; nothing
-    /// where it stays on one of them.
+    /// Bytes a second that a group gets of the bridge between two sockets, all groups of the node crossing it alike;
+    /// `None` where it stays on one socket.
     pub fn bridge(&self, members: &[u32]) -> Option<BytesPerSec> {
         let sockets = self.spec.scale_up.sockets.as_ref()?;
         let on = |m: &u32| (self.node_of(*m), (m % self.per_node) / sockets.gpus);
@@ -182,30 +184,30 @@ impl Cluster {
         (used.len() > nodes.len()).then(|| sockets.bridge.value * share)
     }
 
-    /// What a send between neighbours of a communicator of `size` gets of the bridge, all groups of the node being rings
-    /// like it: the fewer there are, the fewer cross at a time.
+    /// Bytes a second that a send between neighbours of a communicator of `size` gets of the bridge, all groups of the
+    /// node being rings like it: the fewer there are, the fewer cross at a time. `None` where it stays on one socket.
     pub fn bridge_of_ring(&self, pair: &[u32; 2], size: u32) -> Option<BytesPerSec> {
         let sockets = self.spec.scale_up.sockets.as_ref()?;
         let rings = (f64::from(self.per_node) / f64::from(size.max(1))).clamp(1.0, f64::from(sockets.gpus));
         self.bridge(pair).map(|_| sockets.bridge.value * (1.0 / rings))
     }
 
-    /// NICs that one of `flows` out of a node has: those of the node shared out, but no more than are a rank's own, or
-    /// one where ranks share. 1 without a network.
+    /// NICs that one of `flows` out of a node has: those of the node shared out, but no more than a rank has of its
+    /// own, or one where ranks share. 1 without a network.
     pub fn nic_share(&self, flows: f64) -> f64 {
         let Some(out) = self.spec.scale_out.as_ref() else { return 1.0 };
         let (nics, gpus) = (f64::from(out.nics_per_node), f64::from(self.spec.gpus_per_node));
         (nics / flows).min((nics / gpus).max(1.0))
     }
 
-    /// NICs a rank can call its own: below 1 where GPUs share one. None without a network.
+    /// NICs that a rank has of its own, below 1 where GPUs share one; `None` without a network.
     pub fn nics_per_rank(&self) -> Option<f64> {
         let out = self.spec.scale_out.as_ref()?;
         Some(f64::from(out.nics_per_node) / f64::from(self.spec.gpus_per_node))
     }
 }
 
-/// Nodes are taken whole, or as evenly as their trays allow. None where they cannot be.
+/// GPUs used of each node: nodes are taken whole, or as evenly as their trays allow; `None` where they cannot be.
 fn used_of_a_node(spec: &ClusterSpec, gpus: u32) -> Option<u32> {
     if gpus <= spec.gpus_per_node {
         return Some(spec.gpus_per_node);

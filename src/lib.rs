@@ -36,6 +36,42 @@
 //! -> strategy | cost | sim | exec -> act -> fold -> collective, routing -> cluster, timeline, device -> plan -> spec ->
 //! units, error`. Strategies and interpreters never see each other. To read the code, follow one op: [`plan::op`], [`plan::link`], [`strategy::ring`], [`cost`], [`exec`].
 //!
+//! ## Words of the house
+//!
+//! Words of papers mean here what they mean there. These are ours, each with the file that defines it:
+//!
+//! * *role*, *program*: what some ranks do, and its ops in one straight line (`plan/op.rs`, `plan/program.rs`).
+//! * *lane*: a stream, communicator, copy engine or the CPU; its ops run one behind the other (`plan/op.rs`).
+//! * *block*, *formal*: a body of ops that calls repeat, and a tensor that each call binds for it (`plan/op.rs`).
+//! * *slot*: one of a tensor's equal copies, as for a layer or a microbatch; a *buf* is rows of one (`plan/op.rs`).
+//! * *line*, *node*: the ops of a program with all calls spliced, and one op of them (`plan/link.rs`).
+//! * *atom*: a run of rows of a slot that no op cuts; ops wait for each other atom by atom (`plan/link.rs`).
+//! * *segment*: a run of ops between two calls of a body (`plan/segment.rs`).
+//! * *class*: ranks that do the same at the same time; one of them stands for all (`fold.rs`).
+//! * *crew*: all ranks of one program (`plan/crew.rs`).
+//! * *crossing*: an op whose group reaches into other crews; it is *posted*, *starts* and *ends* (`plan/crew.rs`).
+//! * *round*: every crew goes on as far as it can (`plan/crew/period.rs`); of a collective, hops that go at once.
+//! * *leg*, *hop*: a send or receive of an op (`plan/op.rs`); a message between members (`collective/mod.rs`).
+//! * *gang*: the members of a communicator around a rank, and their classes (`act/meetings.rs`).
+//! * *act*, *sheet*: what an op does on a class; the acts and meetings of a whole line, for `cost` (`act/sheet.rs`).
+//! * *form*: the sheet of a structure, to be filled in for other sizes (`act/form.rs`).
+//! * *deed*: what a distinct op does on a class, whomever it meets, for `sim` (`act/deeds.rs`).
+//! * *meeting*, *end*: a send with its receive, or a collective; a class that takes part in one (`act/sheet.rs`).
+//! * *stamp*: a moment in ps, and the lane whose op brought it about (`act/stamp.rs`).
+//! * *port*: a rank's way in or out, inside its node or out of it: four in all (`act/ports.rs`).
+//! * *spell*, *owed*: a time in which bytes hold a port; what its lane has lost to later bytes (`act/charges.rs`).
+//! * *held*: SMs, or a share of a port, that something has for a while (`act/stretch.rs`).
+//! * *frame*, *scene*: what of a cost hangs on structure alone; a body with its formals bound (`cost/frame.rs`).
+//! * *track*: what the ops of a line wait for, and what they leave behind (`cost/track.rs`).
+//! * *telling*: of a tensor, that an op of one lane has to wait for an op of another because of it (`cost/telling.rs`).
+//! * *stride*, *floor*: iterations taken at once; their earliest start, before which all is settled (`cost/repeat.rs`).
+//! * *mark*: where everyone stood, to see later whether a period has passed (`cost/steady.rs`, `plan/crew/period.rs`).
+//! * *guess*: the time before which nobody is likely to ask for anything any more (`cost/guess.rs`).
+//! * *past*: what led to each op that is over (`cost/past.rs`; in the order of time, `sim/recent.rs`).
+//! * *kind*, *stretch*: layers that are made alike; some of them in a row (`strategy/kind.rs`, `strategy/layers.rs`).
+//! * *chunk*, *unit*: a stage's run of layers; a microbatch through one, forward or backward (`strategy/pipeline.rs`).
+//! * *route*: which rows of a mixture-of-experts layer go to which experts' slots (`plan/route.rs`).
+//!
 //! ## A prediction
 //!
 //! ```

@@ -5,7 +5,7 @@ use crate::plan::{Axis, Lane, Plan};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
-/// An op of a rank.
+/// An op of a rank, with its start and end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     /// Names the op on its rank; timelines are joined on (rank, path).
@@ -29,40 +29,40 @@ impl Span {
     }
 }
 
-/// Where the time of a rank went. `compute` + everything exposed + `offload` + `turns` + `host` = the step, exactly.
+/// Where the time of a rank went, in s. `compute` + everything `exposed` + `offload` + `bubble` + `host` = the step,
+/// exactly.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
-    /// Time the compute lane was busy.
+    /// Compute lane busy, s.
     pub compute: f64,
-    /// Time the compute lane stood still while bytes were under way that it waited for, or another rank that takes part
-    /// in what it waited for, by the axis of their communication.
+    /// Compute lane idle, s, while bytes that it needed were under way, or bytes that held up a peer; by their axis.
     pub exposed: BTreeMap<Axis, f64>,
-    /// Time the compute lane stood still for copies to or from the host's memory, or for the CPU's own kernels.
+    /// Compute lane idle, s, for copies to or from the host's memory, or for the CPU's own kernels.
     pub offload: f64,
-    /// Time the compute lane stood still for other ranks: because one that takes part in what it waited for was computing
-    /// (a pipeline's bubble, work unevenly shared out), on a shared device, or when others ended the step later.
-    pub turns: f64,
-    /// Time the compute lane stood still because the CPU had not issued the next op yet.
+    /// Compute lane idle, s, for other ranks: peers that compute (a bubble, uneven work), a shared device, a later last
+    /// end.
+    pub bubble: f64,
+    /// Compute lane idle, s, because the CPU had not issued the next op yet.
     pub host: f64,
-    /// Busy time of the compute lane by kernel.
+    /// Kernels of the compute lane, s, by name: as measured; predicted ones as long as each takes alone.
     pub by_kernel: BTreeMap<&'static str, f64>,
-    /// Busy time of communication lanes by axis.
+    /// Ops of communication lanes, s, by axis: predicted ones as long as each takes alone; empty where a plan ran.
     pub comm: BTreeMap<Axis, f64>,
-    /// Busy time of the copy engines and of the CPU's kernels.
+    /// Copies to and from the host and the CPU's kernels, s, as long as each takes alone.
     pub aside: f64,
     /// FLOPs that the kernels execute.
     pub flops: f64,
-    /// Bytes sent inside a node and between nodes.
+    /// Bytes that the rank sends to others in its node.
     pub bytes_scale_up: f64,
+    /// Bytes that the rank sends to ranks on other nodes.
     pub bytes_scale_out: f64,
     /// Bytes copied to and from the host's memory.
     pub bytes_host: f64,
-    /// Time of kernels and transfers by how its number is known.
+    /// Kernels and communication, s, by how their times are known (the words of `act::PROVENANCES`).
     pub by_provenance: BTreeMap<&'static str, f64>,
-    /// Standard deviation of the kernels' time from the spread of their calibration, in s, all kernels erring
-    /// together.
+    /// Standard deviation of the kernels' time, s, from the spread of their calibration, all kernels erring together.
     pub sd: f64,
-    /// The same of all communication, hidden or not.
+    /// Standard deviation of the time of all communication, s, hidden or not, all links erring together.
     pub comm_sd: f64,
 }
 
@@ -85,7 +85,7 @@ impl Usage {
         match lane {
             Lane::Comm(group, _) => *self.exposed.entry(group.charged_axis()).or_default() += s,
             Lane::Copy(_) | Lane::Host => self.offload += s,
-            Lane::Compute(_) => self.turns += s,
+            Lane::Compute(_) => self.bubble += s,
         }
     }
 
@@ -97,7 +97,7 @@ impl Usage {
         self.sd.hypot(self.comm_sd * exposed)
     }
 
-    /// Adds `share` of another usage: a mean over ranks is a sum of shares.
+    /// Adds `share` of another rank's usage: a mean over ranks is a sum of shares.
     pub fn add(&mut self, other: &Usage, share: f64) {
         let add_map = |into: &mut BTreeMap<Axis, f64>, from: &BTreeMap<Axis, f64>| {
             from.iter().for_each(|(k, v)| *into.entry(*k).or_default() += v * share);
@@ -107,7 +107,7 @@ impl Usage {
         other.by_kernel.iter().for_each(|(k, v)| *self.by_kernel.entry(k).or_default() += v * share);
         other.by_provenance.iter().for_each(|(k, v)| *self.by_provenance.entry(k).or_default() += v * share);
         self.compute += other.compute * share;
-        self.turns += other.turns * share;
+        self.bubble += other.bubble * share;
         self.offload += other.offload * share;
         self.aside += other.aside * share;
         self.host += other.host * share;
@@ -120,7 +120,7 @@ impl Usage {
     }
 }
 
-/// Ranks that do the same at the same time, by one of them.
+/// Ranks that do the same at the same time, told by one of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Class {
     pub rank: u32,

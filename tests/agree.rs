@@ -17,7 +17,7 @@ use proptest::prelude::*;
 fn adds_up(t: &Timeline) {
     for class in &t.classes {
         let (u, step) = (&class.usage, t.step.value());
-        assert!(close(u.compute + u.exposed_total() + u.turns + u.host, step), "rank {}: {u:?} in {step}", class.rank);
+        assert!(close(u.compute + u.exposed_total() + u.bubble + u.host, step), "rank {}: {u:?} in {step}", class.rank);
         assert!(u.by_kernel.values().sum::<f64>() <= u.compute * (1.0 + 1e-9), "kernels fit in the time they took");
         assert!(u.exposed.values().all(|t| *t >= 0.0));
     }

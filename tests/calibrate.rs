@@ -137,7 +137,7 @@ fn cores_are_shared_by_whoever_is_busy() {
     // In turns on one core the ranks wait for each other instead.
     let turns = step(2, &[0, 0]);
     assert!(turns.step.value() >= 1.9 * alone);
-    assert!(turns.classes.iter().any(|c| c.usage.turns > 0.0));
+    assert!(turns.classes.iter().any(|c| c.usage.bubble > 0.0));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn messages_meet_in_every_way_to_split() {
         assert_eq!(found.classes.len(), 4);
         for class in &found.classes {
             assert!(class.spans.iter().all(|s| s.start.value() >= 0.0 && s.end >= s.start), "{par:?}");
-            let busy = class.usage.compute + class.usage.exposed_total() + class.usage.turns;
+            let busy = class.usage.compute + class.usage.exposed_total() + class.usage.bubble;
             assert!((busy / found.step.value() - 1.0).abs() < 1e-6, "{par:?}: {busy} of {}", found.step.value());
         }
     }

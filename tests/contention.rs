@@ -5,7 +5,7 @@ mod plans;
 
 use foretrain::cluster::{Cluster, Link};
 use foretrain::collective::streams::{loads, streams};
-use foretrain::collective::{Algorithm, Mark, Operation, choices};
+use foretrain::collective::{Algorithm, Operation, Protocol, choices};
 use foretrain::cost;
 use foretrain::plan::*;
 use foretrain::sim::{Effort, Simulated, simulate};
@@ -157,7 +157,7 @@ fn sums_that_have_waited_for_long_know_what_led_to_them() {
         same(&run(&plan, &host, false, false).timeline, &all);
         // Else there would be little to charge.
         let (mean, step) = (all.mean(), all.step.value());
-        assert!(mean.exposed_total() > 0.3 * step && mean.exposed_total() + mean.turns > 0.7 * step, "{mean:?}");
+        assert!(mean.exposed_total() > 0.3 * step && mean.exposed_total() + mean.bubble > 0.7 * step, "{mean:?}");
     }
 }
 
@@ -247,7 +247,7 @@ proptest! {
             let op = Operation::Whole(kind);
             // Other marks are slower than the wire wherever they go.
             let simple = choices(&cluster, &stack, op, &groups[0], Bytes::new(1e9));
-            for choice in simple.into_iter().filter(|choice| choice.mark == Mark::Simple) {
+            for choice in simple.into_iter().filter(|choice| choice.protocol == Protocol::Simple) {
                 let flows: Vec<_> =
                     groups.iter().flat_map(|group| streams(&cluster, choice.algorithm, op, group, 1e9)).collect();
                 let takes = |(link, bytes): (&Link, &f64)| (bytes / cluster.capacity(*link).value(), link.class());

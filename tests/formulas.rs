@@ -745,7 +745,7 @@ fn bubbles(pp: u32, vp: u32, m: u64) -> (f64, f64) {
     let usage = found.mean();
     let step = found.step.value();
     assert!(usage.exposed_total() < 1e-3 * step, "{:?} of {step} are no communication", usage.exposed);
-    (usage.turns / step, usage.compute / step)
+    (usage.bubble / step, usage.compute / step)
 }
 
 /// 1F1B: bubble (p-1)/(m+p-1) of the step. Interleaved: (p-1)/(v m) of the ideal time (arXiv:2104.04473,
@@ -780,7 +780,7 @@ fn a_bubble_is_nobodys_communication() {
         // What ranks of a stage do and wait for among themselves takes the place of compute in the forms.
         if words != "zb-h1" {
             let ideal = f64::from(pp - 1) / (f64::from(vp) * m as f64);
-            let (bubble, want) = (usage.turns / step, ideal / (1.0 + ideal));
+            let (bubble, want) = (usage.bubble / step, ideal / (1.0 + ideal));
             assert!(
                 (bubble - want).abs() < 0.03,
                 "pp {pp} vp {vp} m {m}: bubble {bubble} of the step, {want} expected"
@@ -807,7 +807,7 @@ fn split(p: u32, m: u64, words: &str) -> ([f64; 3], f64, f64) {
         spans.map(|span| span.duration().value()).sum::<f64>()
     };
     let parts = [of("fwd.0.0["), of("bwd.0.0[") + of("weights.0.0["), of("weights.0.0[")];
-    (parts, usage.exposed_total() + usage.turns, found.step.value())
+    (parts, usage.exposed_total() + usage.bubble, found.step.value())
 }
 
 /// Zero Bubble Pipeline Parallelism, arXiv:2401.10241, table 1: the bubble of ZB-H1 is (p-1)(F + B - W), where B makes
@@ -838,7 +838,7 @@ fn the_bubble_of_a_folded_pipeline() {
             let options = words.parse().unwrap();
             let par = Parallelism { pp: p, vp, dp: 2, ep: 2, options, ..Parallelism::default() };
             let found = alike(&plans::plan(&wide, &par, &work(&par, 4096, 4, m), plans::COPY));
-            (found.mean().exposed_total() + found.mean().turns, found)
+            (found.mean().exposed_total() + found.mean().bubble, found)
         };
         let (bubble, found) = of("dualpipe-v+overlap-exchange", 2);
         // Of the second stage, whose class stands behind the first's.
@@ -925,14 +925,14 @@ fn pipelines_in_a_v_idle_as_the_papers_say() {
             let passes = ["fwd.0.0[", "bwd.0.0[", "weights.0.0["].map(busy);
             let unit = passes.iter().sum::<f64>() / 3.0;
             assert!(passes.iter().all(|pass| (pass / unit - 1.0).abs() < 0.1), "{passes:?}");
-            let bubble = found.mean().exposed_total() + found.mean().turns;
+            let bubble = found.mean().exposed_total() + found.mean().bubble;
             let want = units * times * unit;
             // Halves are not quite equal, which V-Min has no slack for: a little more idles with every microbatch.
             let near = bubble > least * want && bubble < 1.3 * want;
             assert!(near, "{words} p {p} m {m}: {bubble}, {want} expected");
         }
         let plain = of(p, m, "default", 1);
-        let (bubble, want) = (plain.mean().exposed_total() + plain.mean().turns, 6.0 * times);
+        let (bubble, want) = (plain.mean().exposed_total() + plain.mean().bubble, 6.0 * times);
         let unit = plain.mean().compute / (6 * m) as f64;
         assert!((bubble / unit / want - 1.0).abs() < 0.05, "1F1B p {p} m {m}: {bubble}, {want} times {unit} expected");
     }

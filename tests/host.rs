@@ -86,7 +86,7 @@ fn agrees(plan: &Plan) {
     }
     for class in &all.classes {
         let u = &class.usage;
-        let parts = u.compute + u.exposed_total() + u.offload + u.turns + u.host;
+        let parts = u.compute + u.exposed_total() + u.offload + u.bubble + u.host;
         assert!(close(parts, all.step.value()), "{parts} are not the step, {}", all.step);
         assert!(u.aside > 0.0);
     }

@@ -22,7 +22,7 @@ mod fit;
 use fit::{Prior, fit};
 use foretrain::cluster::Cluster;
 use foretrain::collective::Operation;
-use foretrain::collective::nccl::{Fitted, Inside, Nccl, Protocol};
+use foretrain::collective::nccl::{Fitted, Inside, Nccl, ProtocolFit};
 use foretrain::plan::CollectiveKind;
 use foretrain::spec::{ClusterSpec, GpuSpec, StackSpec};
 use foretrain::units::{Bytes, BytesPerSec, Seconds};
@@ -198,7 +198,7 @@ const PRIORS: [Prior; 37] = [
 ];
 
 fn library(theta: &[f64]) -> Fitted {
-    let protocol = |at: usize, fill| Protocol { inside: theta[21 + at], between: theta[24 + at], fill };
+    let protocol = |at: usize, fill| ProtocolFit { inside: theta[21 + at], between: theta[24 + at], fill };
     Fitted {
         announcement: theta[9],
         announcement_between: theta[9] * theta[10],

@@ -37,7 +37,7 @@ fn charged_again(plan: &Plan, host: &Host) {
     let times: Vec<Vec<(f64, f64)>> = found.classes.iter().map(times).collect();
     let times: Vec<&gaps::Times> = times.iter().map(Vec::as_slice).collect();
     for (class, again) in found.classes.iter().zip(gaps::charge(plan, &lines, &matching, &times)) {
-        let all = |of: &Usage| [of.compute, of.turns, of.offload, of.exposed_total()];
+        let all = |of: &Usage| [of.compute, of.bubble, of.offload, of.exposed_total()];
         let axes = class.usage.exposed.iter().map(|(axis, s)| [*s, again.exposed.get(axis).copied().unwrap_or(0.0)]);
         let sums = all(&class.usage).into_iter().zip(all(&again)).map(|(a, b)| [a, b]);
         let off = |[a, b]: [f64; 2]| (a - b).abs() > 1e-9 * found.step.value();

@@ -1,15 +1,15 @@
-//! What bytes that were posted before lose on a port to those posted later.
+//! What bytes that were posted before lose on a port to bytes posted later.
 //!
-//! Those posted later have 1 / (k + 1) of the port beside k others, for as long as these are there if they are slowed by it.
-//! When they come, it is known of the others when they will have left, and what waits for them may have gone on from
-//! there; so what each gives up is owed by its lane: the next bytes on it set off so much later. A port carries no more
-//! than it can, and over a chain of messages everyone has his part.
+//! Bytes posted later have 1 / (k + 1) of the port beside k others, for as long as these are there if they are slowed
+//! down by it. When the later bytes come, it is known when the others will have left, and what waits for these may have
+//! gone on from there. So what each of them gives up is owed by its lane: the next bytes on that lane set off so much
+//! later. A port carries no more than it can, and over a chain of messages everyone has its part.
 //!
 //! Messages of one lane, as keys and values in one group, are no loss to each other: each has channels of its own, and
 //! together they get more of a link than one does. Rings that send two are measured faster than those of twice as long
 //! a message would be (ring-flash-attention on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json).
 
-/// Bytes that hold a port, of an op on a lane.
+/// A time in which bytes of an op on a lane hold a port, ps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Spell {
     pub from: u64,
@@ -17,16 +17,16 @@ pub struct Spell {
     pub lane: u16,
 }
 
-/// What a holder of the same lane counts for: apart from the others.
+/// What a holder of the same lane counts as: so much that it is told apart from holders of other lanes.
 pub const OWN: i32 = 1 << 16;
 
-/// What a holder counts for beside bytes of lane `own`.
+/// What a holder on `lane` counts as beside bytes of lane `own`.
 #[inline]
 pub fn amount(lane: u16, own: u16) -> i32 {
     if lane == own { OWN } else { 1 }
 }
 
-/// The times at which holders come and go, in order, each with what it counts for.
+/// The times at which holders come and go, ps, in order, each with what the holder counts as.
 pub fn edges(before: impl Iterator<Item = Spell>, own: u16, edges: &mut Vec<(u64, i32)>) {
     edges.clear();
     for spell in before {
@@ -36,8 +36,8 @@ pub fn edges(before: impl Iterator<Item = Spell>, own: u16, edges: &mut Vec<(u64
     edges.sort_unstable();
 }
 
-/// Beside `held` of others, who alone would take so `long`: what bytes do of their own work meanwhile, and how long all of
-/// it takes.
+/// A time in which others hold the port, which would be `long` were they alone: how much of their own work bytes do
+/// meanwhile beside `held` of them, and how long all of it takes, ps.
 #[inline]
 fn beside(held: i32, long: u64) -> (f64, f64) {
     let long = long as f64;
@@ -48,18 +48,19 @@ fn beside(held: i32, long: u64) -> (f64, f64) {
     }
 }
 
-/// How many hold a port.
+/// Holders of a port, by what they count as together.
 fn count(held: i32) -> i32 {
     held / OWN + held % OWN
 }
 
-/// What is left of a port for bytes that come to others.
+/// The part of a port that is left for bytes that come to `held` others.
 pub fn part(held: i32) -> f64 {
     1.0 / f64::from(count(held) + 1)
 }
 
-/// How long `transfer` takes from `start` on beside those who were posted before, so much being `held` before the first
-/// of their [`edges`]. They have what is theirs alone in these; by so much as they are slowed, they stay longer.
+/// How long `transfer` takes from `start` on, ps, beside holders that were posted before: `held` is what is there
+/// before the first of their [`edges`], whose times are those of holders alone. By as much as holders are slowed down,
+/// they stay longer.
 pub fn lasting(edges: &[(u64, i32)], mut held: i32, start: u64, transfer: u64) -> u64 {
     let (mut at, mut left, mut takes) = (start, transfer as f64, 0.0);
     for &(edge, change) in edges {
@@ -72,15 +73,15 @@ pub fn lasting(edges: &[(u64, i32)], mut held: i32, start: u64, transfer: u64) -
         }
         held += change;
     }
-    // To the nearest: none is negative.
+    // Rounded to the nearest: neither part is negative.
     (takes + left / part(held) + 0.5) as u64
 }
 
-/// What is held at `now` by those beside whom bytes set off at `start`, and until when; `u64::MAX`: of nobody there is it
-/// known yet.
+/// What is held at `now` by the holders beside whom bytes set off at `start`, and until when, ps; `u64::MAX`: no end of
+/// any of them is known yet.
 pub fn held_at(edges: &[(u64, i32)], start: u64, now: u64) -> (i32, u64) {
     let (mut at, mut held, mut takes) = (start, 0, 0.0);
-    // So far away an f64 would round it to some time or other.
+    // An edge so far away would be rounded in an f64 to some other time.
     for &(edge, change) in edges.iter().take_while(|edge| edge.0 < u64::MAX) {
         if edge > at {
             takes += beside(held, edge - at).1;
@@ -95,37 +96,38 @@ pub fn held_at(edges: &[(u64, i32)], start: u64, now: u64) -> (i32, u64) {
     (held, u64::MAX)
 }
 
-/// When the bytes of a lane have left a port, and when they will have in truth.
+/// When the bytes of a lane have left a port by their spells, and when they will have left with what they have lost;
+/// ps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Owed {
     pub last: u64,
-    /// What is still to come on the lane sets off then at the soonest.
+    /// The earliest time at which bytes still to come on the lane set off.
     pub until: u64,
 }
 
 impl Owed {
-    /// Bytes of the lane hold the port to then.
+    /// Notes bytes of the lane that hold the port until `to`.
     #[inline]
     pub fn hold(&mut self, to: u64) {
         self.last = self.last.max(to);
     }
 
-    /// What is not over at `floor` is so much later.
+    /// Moves the times that are not before `floor` on by `by`.
     pub fn later(&mut self, floor: u64, by: u64) {
         for time in [&mut self.last, &mut self.until] {
             *time += if *time >= floor { by } else { 0 };
         }
     }
 
-    /// They lose so much time to others.
+    /// Notes that bytes of the lane lose `loss` ps to others.
     #[inline]
     pub fn charge(&mut self, loss: u64) {
         self.until = self.until.max(self.last) + loss;
     }
 }
 
-/// What each lane of `before`, who were posted before, loses to bytes of lane `own` that set off at `start`: as much as
-/// those do of their work meanwhile.
+/// Tells `each` what every lane of `before`, the spells posted before, loses, ps, to bytes of lane `own` that set off
+/// at `start`: as much as these do of their work meanwhile.
 pub fn charges(before: &[Spell], own: u16, start: u64, transfer: u64, each: &mut impl FnMut(u16, u64)) {
     if let [one] = before {
         let alone = one.from.saturating_sub(start);
@@ -140,7 +142,7 @@ pub fn charges(before: &[Spell], own: u16, start: u64, transfer: u64, each: &mut
         edges.extend([(spell.from, true, spell.lane), (spell.to, false, spell.lane)]);
     }
     edges.sort_unstable();
-    // Of each lane how many of it hold the port, and what it has lost.
+    // For each lane: how many of its spells hold the port, and what it has lost.
     let mut lanes: Vec<(u16, u32, f64)> = vec![];
     let (mut at, mut held, mut left) = (start, 0, transfer as f64);
     for (edge, comes, lane) in edges {

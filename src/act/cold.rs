@@ -1,6 +1,6 @@
-//! What of an op's operands a core's caches no longer have, by the plan alone: how much else the rank has touched since it
-//! touched the same bytes of its arena last (the reuse distance of Mattson et al., "Evaluation techniques for storage
-//! hierarchies", 1970, counted in bytes).
+//! Bytes of an op's operands that a core's caches no longer have, by the plan alone: they follow from how many other
+//! bytes the rank has touched since it touched the same bytes of its arena last (the reuse distance of Mattson et al.,
+//! "Evaluation techniques for storage hierarchies", 1970, counted in bytes).
 //!
 //! A pass over memory takes two to three times as long for what comes from far away as for what the op before left in the
 //! cache (fills of 1 to 4 MiB: 11 ps a byte, and 25 to 40), so passes of equal bytes are no equal passes.
@@ -11,24 +11,26 @@ use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line, Place};
 use crate::plan::memory::{Layout, SlotId};
 
-/// Bytes touched since, up to which everything is in a core's own cache, and from which nothing is near: between them by the
-/// logarithm. Of today's server CPUs, with 1 to 2 MiB for a core and 2 to 4 MiB of the common cache. Of five pairs that were
-/// tried on the kernels of 59 steps (AMD EPYC, two cores) this one and 4 and 32 MiB left over least: 16 % in place of 20 of
-/// fills, 10 of 11.5 of norms backward, 8 of 14 to 18 of embeddings and attention_delta.
+/// Bytes touched since the last touch: up to `NEAR` everything is in a core's own cache, from `FAR` on nothing is near,
+/// and between them the logarithm decides. The values are for today's server CPUs, with 1 to 2 MiB for a core and 2 to
+/// 4 MiB of the common cache. Of five pairs that were tried on the kernels of 59 steps (AMD EPYC, two cores) this one
+/// and 4 and 32 MiB left over least: 16 % in place of 20 of fills, 10 of 11.5 of norms backward, 8 of 14 to 18 of
+/// embeddings and attention_delta.
 const NEAR: f64 = 2.097152e6;
 const FAR: f64 = 1.6777216e7;
 
-/// Bytes that are cold or warm together, at least, and how many such pieces an arena has, at most.
+/// Bytes that are cold or warm together, at least; and how many such pieces an arena has, at most.
 const PAGE: u64 = 4096;
 const PAGES: u64 = 1 << 16;
 
-/// Of each op of each program, whose lines these are, the bytes of its operands that are far away, in steps that follow each
-/// other. `sharing` ranks take turns on a core, and each touches as much as the others. Errors: those of the memory's layout.
+/// The bytes of the operands of each op of each program that are far away, in steps that follow each other; `lines` are
+/// those of the programs. `sharing` ranks take turns on a core, and each touches as much as the others. Errors: those
+/// of the memory's layout.
 pub fn cold_bytes(plan: &Plan, atoms: &AtomTable, lines: &[Line], sharing: u32) -> Result<Vec<Vec<u64>>> {
     (0..).zip(lines).map(|(program, line)| of_program(plan, atoms, line, program, sharing)).collect()
 }
 
-/// Ranks that take turns on a core, at most, where each has the core of its device.
+/// Ranks that take turns on a core, at most, where the core is that of a rank's device.
 pub fn sharing(devices: &[u32]) -> u32 {
     devices.iter().map(|d| devices.iter().filter(|e| *e == d).count() as u32).max().unwrap_or(1)
 }
@@ -39,7 +41,7 @@ fn of_program(plan: &Plan, atoms: &AtomTable, line: &Line, program: u32, sharing
     let mut last = vec![0u64; layout.footprint.bytes.div_ceil(page) as usize];
     let (mut now, mut touched) = (0, vec![]);
     let mut found = vec![0; line.nodes.len()];
-    // In the first step, which is not looked at, everything is touched once.
+    // The first step, which is not looked at, touches everything once.
     for _ in 0..2 {
         for (node, cold) in found.iter_mut().enumerate() {
             let (begun, mut far) = (now, 0.0);
@@ -57,12 +59,12 @@ fn of_program(plan: &Plan, atoms: &AtomTable, line: &Line, program: u32, sharing
     Ok(found)
 }
 
-/// Of bytes that were touched so many bytes ago, how many are far away.
+/// The share of bytes touched `ago` bytes ago that is far away.
 fn share(ago: f64) -> f64 {
     ((ago / NEAR).ln() / (FAR / NEAR).ln()).clamp(0.0, 1.0)
 }
 
-/// The pieces of the arena that a place lies in, each with its bytes there; none of what is in the host's memory.
+/// The pieces of the arena that a place lies in, each with its bytes there; none of a place in the host's memory.
 fn pages(plan: &Plan, layout: &Layout, place: &Place, page: u64) -> impl Iterator<Item = (usize, u64)> {
     let tensor = &plan.tensors[place.tensor as usize];
     let row = tensor.row_len() * tensor.dtype.size();

@@ -13,20 +13,20 @@ use crate::plan::*;
 use crate::timeline::Usage;
 use std::rc::Rc;
 
-/// One op on one class.
+/// What one op does on one class, without whom it meets.
 #[derive(Debug, Clone, Copy)]
 pub enum Deed {
-    /// The mask leaves nothing: no time passes.
+    /// No time passes: the mask leaves nothing.
     Skip,
     Kernel {
         duration: u64,
         on_sms: OnSms,
     },
-    /// Beside the compute lane: a copy to or from the host's memory, or the CPU's own kernel.
+    /// An op beside the compute lane: a copy to or from the host's memory, or a kernel of the CPU.
     Aside {
         duration: u64,
     },
-    /// Entries of [`Deeds::ways`].
+    /// A transfer: `count` entries of [`Deeds::ways`] from `first` on.
     Legs {
         first: u32,
         count: u16,
@@ -39,7 +39,7 @@ pub enum Deed {
     },
 }
 
-/// A leg as a class sees it, in picoseconds.
+/// A leg as a class sees it; times in ps.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
     pub dir: Direction,
@@ -50,38 +50,38 @@ pub struct Way {
     pub latency: u64,
     pub transfer: u64,
     pub bytes: u64,
-    /// Ports of this end, see [`port`].
+    /// The ports of this end, a bit each, see [`port`].
     pub ports: u8,
 }
 
-/// A collective as a class sees it.
+/// A collective or an exchange as a class sees it; times in ps.
 #[derive(Clone)]
 pub struct Whole {
     pub gang: Rc<Gang>,
     pub latency: u64,
     pub transfer: u64,
-    /// What it is; none for an exchange.
+    /// The collective's kind; `None` for an exchange.
     pub kind: Option<CollectiveKind>,
-    /// Of the full buffer.
+    /// Bytes of the full buffer; of an exchange, those that the member sends between nodes.
     pub bytes: u64,
-    /// Sent by each member inside nodes and between them.
+    /// Bytes sent by each member inside nodes, and between them.
     pub sent: [f64; 2],
     pub ports: u8,
-    /// Every member is over with its own bytes, and not with those of all.
+    /// Whether every member is over with its own bytes, rather than with those of all.
     pub apart: bool,
 }
 
-/// Deeds of all distinct ops of a program.
+/// The deeds of all distinct ops of a program.
 pub struct Deeds {
     /// The classes that run the program.
     pub classes: Vec<usize>,
-    /// Op after op, class after class.
+    /// A deed for each op and class: op after op, class after class.
     deeds: Vec<Deed>,
-    /// What the CPU takes to issue each op, in `host_launch`es.
+    /// How long the CPU takes to issue each op, in `host_launch`es.
     launches: Vec<u32>,
     pub ways: Vec<Way>,
     pub wholes: Vec<Whole>,
-    /// What each class adds up to, if each op runs as often as it was said to.
+    /// The usage of each class, if each op runs as often as [`Acts::deeds`] was told.
     pub usages: Vec<Usage>,
 }
 
@@ -90,13 +90,13 @@ impl Deeds {
         self.deeds[op as usize * self.classes.len() + class]
     }
 
-    /// What the CPU takes to issue an op, in `host_launch`es: nothing for what a mask leaves nothing of.
+    /// How long the CPU takes to issue an op, in `host_launch`es: 0 where a mask leaves nothing of it.
     pub fn launches(&self, op: u32, class: usize) -> u32 {
         if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.launches[op as usize] }
     }
 
-    /// A kernel that stands for those of `ops`, one after the other: what of them SMs decide, they do. Its number,
-    /// and of each class what the CPU takes to issue the first of them, and all.
+    /// Adds a kernel that stands for those of `ops`, one after the other: SMs decide as much of it as they decide of
+    /// these. Returns its number and, for each class, how long the CPU takes to issue the first kernel and all of them.
     pub fn join(&mut self, ops: &[u32]) -> (u32, Vec<[u32; 2]>) {
         let (number, mut issues) = (self.launches.len() as u32, vec![]);
         for class in 0..self.classes.len() {
@@ -117,12 +117,12 @@ impl Deeds {
             let whole = Deed::Kernel { duration: sum, on_sms };
             self.deeds.push(if own[1] > 0 { whole } else { Deed::Skip });
         }
-        // Whoever issues it asks for what was returned.
+        // Whoever issues the kernel uses the numbers that are returned.
         self.launches.push(1);
         (number, issues)
     }
 
-    /// The longest that anything takes alone, ps.
+    /// The longest time that any kernel, leg or collective takes alone, ps.
     pub fn longest(&self) -> u64 {
         let kernel = |deed: &Deed| if let Deed::Kernel { duration, .. } = deed { *duration } else { 0 };
         let kernels = self.deeds.iter().map(kernel);
@@ -131,7 +131,7 @@ impl Deeds {
         kernels.chain(ways).chain(wholes).max().unwrap_or(0)
     }
 
-    /// Lets a kernel last so long on the classes where it takes longest, on others in proportion.
+    /// Makes a kernel last `longest` ps on the classes where it takes longest, and in proportion on the others.
     pub fn last(&mut self, op: u32, longest: u64) {
         let classes = self.classes.len();
         let deeds = &mut self.deeds[op as usize * classes..][..classes];
@@ -145,7 +145,7 @@ impl Deeds {
         }
     }
 
-    /// The ports that an op uses, see [`port`].
+    /// The ports that an op uses, a bit each, see [`port`].
     pub fn ports(&self, op: u32, class: usize) -> u8 {
         match self.of(op, class) {
             Deed::Legs { first, count, .. } => self.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
@@ -160,7 +160,8 @@ impl Deeds {
 }
 
 impl Acts<'_> {
-    /// Deeds of the ops at `nodes` of a program's line, each of which runs so many times.
+    /// The deeds of the ops at `nodes` of a program's line; with each node comes how often it runs. Errors: a copy to a
+    /// host's memory that the cluster says nothing of, an exchange that its library or the cluster refuses.
     pub fn deeds(&mut self, program: u32, line: &Line, nodes: &[(u32, u32)]) -> Result<Deeds> {
         let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] == program).collect();
         let (deeds, usages) = (Vec::with_capacity(nodes.len() * classes.len()), vec![Usage::default(); classes.len()]);
@@ -291,7 +292,7 @@ impl Acts<'_> {
     }
 }
 
-/// Notes that a class communicates for `time`, so many times.
+/// Notes `times` times that a class communicates for `time`.
 fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, times: f64) {
     let s = time.total().value() * times;
     usage.busy(&plan.lanes[lane as usize], s);

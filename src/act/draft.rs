@@ -8,7 +8,7 @@ use crate::collective::LinkTime;
 use crate::plan::link::Line;
 use crate::plan::matching::Matching;
 
-/// No meeting yet.
+/// In place of a meeting: none yet.
 const NONE: u32 = u32::MAX;
 
 /// A sheet being written.
@@ -26,7 +26,7 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// `lanes`, `kernels`: how many of them are told apart.
+    /// An empty sheet. `lanes`, `kernels`: how many of them tallies tell apart.
     pub(super) fn new(
         lanes: usize,
         lines: &[Line],
@@ -53,7 +53,7 @@ impl<'a> Draft<'a> {
         self.acts[node * self.classes + class] = act;
     }
 
-    /// What the CPU takes to issue an op.
+    /// Notes how long the CPU takes to issue an op, in `host_launch`es.
     pub(super) fn launches(&mut self, node: usize, classes: &[usize], launches: u32) {
         classes.iter().for_each(|class| self.launches[node * self.classes + class] = launches);
     }

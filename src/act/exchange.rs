@@ -14,28 +14,29 @@ use std::rc::Rc;
 /// One member's part of an exchange.
 pub struct Exchanged {
     pub time: LinkTime,
-    /// Bytes inside nodes and between them.
+    /// Bytes that it sends inside nodes, and between them.
     pub sent: [f64; 2],
-    /// SMs that its kernels hold.
+    /// SMs that the kernels of the exchange hold.
     pub ctas: u16,
 }
 
-/// What the time of an exchange hangs on.
+/// The key of an exchange's time: everything that the time depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Asked {
     route: u32,
     algo: ExchangeAlgo,
     phase: Phase,
-    /// The first member of the gang.
+    /// The first member of the gang, which names it.
     first: u32,
     values: u64,
 }
 
-/// The times of all members, and their rows.
+/// The times of all members of an exchange, and the rows that each sends and receives.
 pub(super) type Found = Rc<(Estimate, Vec<Traffic>)>;
 
 impl Acts<'_> {
-    /// A meeting of each class, which begins when all members have started and is over with its own last hop.
+    /// Makes a meeting for each class, which begins when all members have started and is over with the class's own last
+    /// hop. Errors: those of [`exchange::time`], a member that does not take part.
     pub(super) fn exchange(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
         let lane = line.nodes[node].lane;
         let gangs = self.gangs(lane);
@@ -54,7 +55,7 @@ impl Acts<'_> {
         Ok(())
     }
 
-    /// The ports through which a class reaches its gang.
+    /// The ports through which a class reaches its gang, a bit each.
     pub(super) fn ports_of(&self, class: usize, gang: &Gang) -> u8 {
         let rank = self.fold.representatives[class];
         let tiers = gang.members.iter().map(|&m| self.machine.cluster.tier(rank, m));
@@ -88,7 +89,7 @@ impl Acts<'_> {
         Ok(Exchanged {
             time: LinkTime { latency, transfer, provenance, rel_sd },
             sent: [sent.links.sent * row, sent.network.sent * row],
-            // How many its kernels really take, the algorithm knows.
+            // The algorithm knows how many SMs its kernels really take.
             ctas: match engine {
                 Engine::Sm { .. } => estimate.sms.min(u32::from(u16::MAX)) as u16,
                 Engine::CopyEngine => 0,

@@ -1,5 +1,5 @@
-//! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how
-//! long kernels and messages take, and what they add up to, is another.
+//! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how long
+//! kernels and messages take, and what they add up to, changes.
 
 use super::kernels::{Sizes, Timed, narrowest};
 use super::meetings::over;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::*;
 
-/// Some rows of a slot of a tensor, or all of them.
+/// An operand of an op: rows of a slot of a tensor; `None`: all rows.
 #[derive(Debug, Clone, Copy)]
 struct Operand {
     tensor: TensorId,
@@ -19,7 +19,7 @@ struct Operand {
 }
 
 impl Operand {
-    /// Elements and bytes.
+    /// Elements and bytes of the operand.
     fn size(self, plan: &Plan) -> (u64, u64) {
         let tensor = &plan.tensors[self.tensor as usize];
         let elems = self.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]) * tensor.row_len();
@@ -27,7 +27,8 @@ impl Operand {
     }
 }
 
-/// An op: where its body has it, its lane, and how many of the operands are its own.
+/// An op: its place in its body, its lane, its kernel's number, and where its reads and its writes end among all
+/// operands.
 struct Entry {
     op: u32,
     lane: u16,
@@ -36,7 +37,7 @@ struct Entry {
     writes: u32,
 }
 
-/// The ops of a segment with a sheet of theirs, of some sizes or other.
+/// The ops of a segment with a sheet of theirs, made for whatever sizes there were.
 pub struct Form {
     sheet: Sheet,
     entries: Vec<Entry>,
@@ -44,7 +45,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// `kernels`: names by which the sheet's are counted.
+    /// A form of the ops of `line`. `kernels`: the names, by number, that the tallies of the sheet go by.
     pub fn new(line: &Line, sheet: Sheet, kernels: &[&'static str]) -> Form {
         let mut operands = vec![];
         let mut add = |places: &[crate::plan::link::Place]| {
@@ -67,7 +68,8 @@ impl Form {
         self.entries.len()
     }
 
-    /// The sheet for the sizes that `body`, the ops of the same body of another plan, has.
+    /// The sheet for other sizes: those that `body`, the ops of this body in another plan, has. Errors: a copy to a
+    /// host's memory that the cluster says nothing of.
     pub fn fill(&self, acts: &mut Acts, body: &[Op], tallies: &mut Tallies) -> Result<Sheet> {
         let mut filling = Filling { sheet: self.sheet.clone(), tallies, meeting: 0 };
         let mut first = 0;
@@ -102,7 +104,7 @@ impl Form {
 struct Filling<'t> {
     sheet: Sheet,
     tallies: &'t mut Tallies,
-    /// Meetings so far: they come in the order of ops, legs and classes.
+    /// Meetings filled in so far: they come in the order of ops, legs and classes.
     meeting: usize,
 }
 
@@ -138,7 +140,7 @@ impl Filling<'_> {
             if shape.area == 0 {
                 continue;
             }
-            // Many a class has the same as the one before it.
+            // Many a class has the shape of the class before it.
             let (_, work, timed) = last.filter(|last| last.0 == shape).unwrap_or_else(|| {
                 let work = kernel.masked_work(block, shape, views, reads, writes);
                 (shape, work, acts.timed(kernel.curve(), work, dtype))

@@ -1,5 +1,5 @@
-//! What gaps between the kernels of ranks are charged to, where every op of every rank has a start and an end: the rules of
-//! [`super::waits`], from what a plan that ran has left.
+//! What gaps between the kernels of ranks are charged to where every op of every rank has a start and an end: the rules
+//! of [`super::waits`] on what a run has measured.
 
 use super::picoseconds;
 use super::stamp::Stamp;
@@ -13,23 +13,25 @@ use crate::units::Seconds;
 /// Start and end of every op of a rank, in s.
 pub type Times = [(f64, f64)];
 
-/// Every op of a rank, as it ran.
+/// The spans of a rank's ops, as they ran.
 pub fn spans(line: &Line, times: &Times) -> Vec<Span> {
     let span = |(node, t): (usize, &(f64, f64))| Span::of(line, node, Seconds::new(t.0), Seconds::new(t.1));
     times.iter().enumerate().map(span).collect()
 }
 
-/// An op of a rank.
+/// An op of a rank: the rank, and the node of its line.
 type Node = (u32, usize);
 
-/// Of every rank how long its kernels ran, and what it waited for, until the last rank was done.
+/// The usage of every rank: how long its kernels ran, and what it waited for, until the last rank was done.
 ///
-/// The lane of an op is charged for the time in which its bytes were under way, and for what passed from its end to the start
-/// of who waited for it; what made the last of those who take part late, for the time in which he had not come. Between
-/// stages of a pipeline that is other ranks' work. If the times of some ranks are not there, nobody is late.
+/// The lane of an op is charged for the time in which its bytes were under way, and for the time from its end to the
+/// start of who waited for it. The time in which the last of those who take part had not come is charged to what made
+/// that one late; between stages of a pipeline that is other ranks' work. If the times of some ranks are not there,
+/// nobody is late.
 pub fn charge<'a>(plan: &'a Plan, lines: &'a [Line<'a>], matching: &'a Matching, times: &'a [&'a Times]) -> Vec<Usage> {
     let mut played = Played::new(plan, lines, matching, times);
-    // What is over at a moment has led to what is launched then; ops stand behind those that they wait for.
+    // At one moment lower nodes come first: an op that is over then has led to one that is launched then, and ops stand
+    // behind those that they wait for.
     let both = |(rank, own): (u32, &&Times)| {
         let both = |(node, &(start, end)): (usize, &(f64, f64))| {
             let (start, end) = (ps(start), ps(end));
@@ -61,15 +63,16 @@ struct Played<'a> {
 }
 
 struct Rank {
-    /// What led to the launch of every op that was launched.
+    /// The path that led to the launch of every op; `None` for an op that was not launched yet.
     launched: Vec<Option<Path>>,
-    /// What led to the end of every op that is over.
+    /// The path that led to the end of every op that is over.
     over: Vec<Path>,
-    /// What led to the end of the last kernel.
+    /// The path that led to the end of the last kernel.
     kernel: Path,
-    /// When that was.
+    /// When that kernel ended, ps.
     free: u64,
-    /// How long the compute lane has stood still, by what it waited for. Behind those of the lanes, its own turn to go on.
+    /// How long the compute lane has stood still, ps, by the lane it waited for; behind the lanes, how long it waited
+    /// for its own turn to go on.
     waited: Vec<u64>,
     busy: u64,
 }
@@ -127,7 +130,8 @@ impl<'a> Played<'a> {
         own.over[node] = path;
     }
 
-    /// When all who take part in an op had come, and what made the last of them late.
+    /// When all who take part in an op had come, and the lane that had made the last of them late; 0 where the rank
+    /// itself was the last.
     fn ready(&self, (rank, node): Node, end: u64) -> Stamp {
         let start = |(rank, node): Node| ps(self.times[rank as usize][node].0);
         let (since, parties) = (start((rank, node)), self.parties((rank, node)));
@@ -137,13 +141,14 @@ impl<'a> Played<'a> {
         }
         let joins_stages = self.plan.lanes[self.line(rank).nodes[node].lane as usize].joins_stages();
         let paths = parties.iter().filter(|&&party| start(party) == last);
-        // Of one who comes when all is over, as where bytes wait for him in a queue, nothing is known.
+        // Nothing is known of one who comes when all is over, as where bytes wait for it in a queue.
         let paths = paths.filter_map(|&(rank, node)| self.ranks[rank as usize].launched[node]);
         let path = if joins_stages { None } else { paths.map(|path| path.back_to(since)).max() };
         Stamp::new(last.min(end), path.map_or(OTHERS as u16, |path| path.made_late(since)))
     }
 
-    /// The others who take part in an op, and which of their ops that is.
+    /// The others who take part in an op, each with the node that it has for it; empty where the times of some ranks
+    /// are not there.
     fn parties(&self, (rank, node): Node) -> Vec<Node> {
         let (own, spliced) = (self.plan.program_of(rank), &self.line(rank).nodes[node]);
         let group = self.plan.lanes[spliced.lane as usize].group();
@@ -179,7 +184,7 @@ impl<'a> Played<'a> {
             own.waited[OTHERS] += end - last.end().ps().max(own.free);
             let mut usage = Usage { compute: own.busy as f64 * 1e-12, ..Usage::default() };
             self.plan.lanes.iter().zip(&own.waited).for_each(|(lane, &ps)| usage.waited(lane, ps as f64 * 1e-12));
-            usage.turns += own.waited[self.plan.lanes.len()] as f64 * 1e-12;
+            usage.bubble += own.waited[self.plan.lanes.len()] as f64 * 1e-12;
             usage
         };
         self.ranks.into_iter().map(usage).collect()

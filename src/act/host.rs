@@ -1,8 +1,9 @@
 //! Ops beside the device: copies between its memory and the host's, and the CPU's own kernels.
 //!
-//! All ranks of a node do the same at the same time, as their plan has it: those behind one PCIe switch share its link to
-//! the CPU, and all of a node share its memory. A copy that goes the other way at the same time slows neither down. Of the
-//! device's memory bandwidth a copy takes what it moves, which is a hundredth of it or less over PCIe, and is not counted.
+//! All ranks of a node do the same at the same time, as their plan has it: the ranks behind one PCIe switch share its
+//! link to the CPU, and all ranks of a node share its memory. Copies in opposite directions do not slow each other
+//! down. What a copy takes of the device's own memory bandwidth is not counted: it is a hundredth of it or less over
+//! PCIe.
 
 use super::{Acts, picoseconds};
 use crate::error::{Error, Result};
@@ -10,17 +11,18 @@ use crate::plan::*;
 use crate::spec::{Host, Origin, Provenance};
 use crate::units::{BytesPerSec, Seconds};
 
-/// How long such an op takes.
+/// How long an op beside the device takes, ps.
 #[derive(Debug, Clone, Copy)]
 pub struct Aside {
     pub duration: u64,
-    /// Between the two memories; none of the CPU's kernels.
+    /// Bytes between the two memories; 0 for kernels of the CPU.
     pub bytes: u64,
     pub provenance: Provenance,
 }
 
 impl Acts<'_> {
-    /// An op on `lane` whose operands have so many bytes. Errors: nothing is known of the node's memory.
+    /// The time of an op on `lane` whose operands have these bytes. Errors: the cluster says nothing of the node's
+    /// memory.
     pub(super) fn aside(&self, lane: &Lane, reads: &[u64], writes: &[u64]) -> Result<Aside> {
         let cluster = self.machine.cluster;
         let host = cluster.spec.host.as_ref().ok_or_else(|| missing(&cluster.spec.name))?;
@@ -36,17 +38,18 @@ impl Acts<'_> {
     }
 }
 
-/// What one of so many GPUs of a node copies while all others do.
+/// Bytes a second that each of `ranks` GPUs of a node copies while all others do.
 fn copied_by_one(host: &Host, ranks: f64) -> f64 {
     host.copy.value.value() / f64::from(host.gpus_per_link.value).min(ranks)
 }
 
-/// What the CPU's kernels of one rank move, of its share of the memory.
+/// Bytes a second that the CPU's kernels of one rank move, of which its share of the node's memory bandwidth is the
+/// most.
 fn computed(host: &Host, share: f64) -> f64 {
     host.kernels.as_ref().map_or(share, |rate| share.min(rate.value.value()))
 }
 
-/// No figure of a node's memory is a measurement of this op.
+/// The figures of a node's memory are no measurements of this op, so its time is extrapolated at best.
 fn provenance(host: &Host) -> Provenance {
     let guessed = [host.bandwidth.provenance, host.copy.provenance, host.latency.provenance].contains(&Origin::Assumed);
     if guessed { Provenance::Assumed } else { Provenance::Extrapolated }

@@ -1,4 +1,4 @@
-//! How long kernels take, and what stands beside them: copies and the CPU's own.
+//! How long kernels take, and the ops beside them: copies and the CPU's own kernels.
 
 use super::draft::Draft;
 use super::sheet::Act;
@@ -10,7 +10,7 @@ use crate::plan::link::{Line, Place};
 use crate::plan::*;
 use crate::spec::Provenance;
 
-/// A kernel's time as it is remembered.
+/// A kernel's time, as it is remembered; the duration in ps.
 #[derive(Clone, Copy)]
 pub(super) struct Timed {
     pub(super) duration: u64,
@@ -30,10 +30,11 @@ pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
     (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
 }
 
-/// Bytes of an op's operands: without a place on the heap unless there are many, for there are millions of ops.
+/// Bytes of an op's operands, kept off the heap unless there are many of them, for there are millions of ops.
 pub(super) struct Sizes {
     few: [u64; Self::FEW],
-    /// All of them, where they are more than that: KV gathered head by head is a buffer for each head.
+    /// The bytes of all operands where there are more than `FEW`, else empty: KV gathered head by head is a buffer for
+    /// each head.
     many: Vec<u64>,
     reads: usize,
     count: usize,
@@ -42,7 +43,7 @@ pub(super) struct Sizes {
 impl Sizes {
     const FEW: usize = 12;
 
-    /// Of `count` operands, the first `reads` of which are read.
+    /// The bytes of `count` operands, the first `reads` of which are read.
     pub(super) fn new(reads: usize, count: usize, each: impl Iterator<Item = u64>) -> Sizes {
         let mut sizes = Sizes { few: [0; Self::FEW], many: vec![], reads, count };
         if count > Self::FEW {
@@ -53,7 +54,7 @@ impl Sizes {
         sizes
     }
 
-    /// Those that are read, and those that are written.
+    /// The bytes of the operands that are read, and of those that are written.
     pub(super) fn split(&self) -> (&[u64], &[u64]) {
         let all = if self.many.is_empty() { &self.few[..self.count] } else { &self.many };
         all.split_at(self.reads)
@@ -69,15 +70,15 @@ pub(super) fn operands(plan: &Plan, line: &Line, node: usize) -> (Sizes, Dtype) 
     (sizes, narrowest(plan, places().map(|place| place.tensor)))
 }
 
-/// The narrowest dtype of tensors that are computed with.
+/// The narrowest dtype of tensors of numbers: ids and codes do not count.
 pub(super) fn narrowest(plan: &Plan, tensors: impl Iterator<Item = TensorId>) -> Dtype {
     let dtypes = tensors.map(|tensor| plan.tensors[tensor as usize].dtype);
     let numbers = dtypes.filter(|dtype| !matches!(dtype, Dtype::U32 | Dtype::U8));
     numbers.fold(Dtype::F64, |least, own| if own.size() < least.size() { own } else { least })
 }
 
-/// What a kernel has to do on `rank`, and in which dtype; none for an op that is no kernel or that the mask leaves
-/// nothing of.
+/// The work of a kernel on `rank`, and the dtype that it computes in; `None` for an op that is no kernel, or that the
+/// mask leaves nothing of.
 pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work, Dtype)> {
     let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
     let (sizes, dtype) = operands(plan, line, node);
@@ -97,7 +98,7 @@ impl Acts<'_> {
         });
     }
 
-    /// A copy, or a kernel of the CPU's.
+    /// Writes the acts of a copy, or of a kernel of the CPU. Errors: the cluster says nothing of the node's memory.
     pub(super) fn beside(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
         let lane = line.nodes[node].lane;
         let (sizes, _) = operands(self.plan, line, node);
@@ -110,7 +111,7 @@ impl Acts<'_> {
         Ok(())
     }
 
-    /// Tells `each` class its FLOPs and time of a kernel, but for those whose mask leaves nothing.
+    /// Tells `each` of every class its FLOPs and time of a kernel, except for classes whose mask leaves nothing.
     pub(super) fn kernel(
         &mut self,
         line: &Line,
@@ -123,7 +124,7 @@ impl Acts<'_> {
         let (reads, writes) = sizes.split();
         let views = &self.plan.views;
         if let Some(routed) = kernel.routed() {
-            // Rows are others on every class.
+            // Each class has other rows.
             for &class in classes {
                 let rank = self.fold.representatives[class];
                 let work = routed.work(self.plan.route_of(routed.route, rank), views, rank, reads, writes);

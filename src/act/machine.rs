@@ -12,17 +12,17 @@ pub struct Machine<'a> {
     pub cluster: &'a Cluster,
     pub stack: &'a StackSpec,
     pub kernels: &'a dyn KernelTime,
-    /// Device of each rank where ranks share devices; none: a device each.
+    /// Device of each rank, where ranks share devices; `None`: each has one of its own.
     pub devices: Option<&'a [u32]>,
 }
 
 impl Machine<'_> {
-    /// What the CPU takes to issue one call of the stack's.
+    /// How long the CPU takes to issue one call of the stack: one `host_launch`.
     pub fn host_launch(&self) -> Seconds {
         self.cluster.spec.issued_in(self.stack.host_launch.value)
     }
 
-    /// How many times the stack's `host_launch` the CPU takes to issue an op.
+    /// How long the CPU takes to issue an op, in `host_launch`es.
     pub fn launches(&self, op: &Op) -> u32 {
         let times = self.stack.forward_launches.as_ref().map_or(1, |times| times.value);
         match &op.kind {

@@ -16,7 +16,7 @@ use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// Bytes on their way, as the class that sends them sees it.
+/// A message of a transfer, as the class that sends it sees it.
 #[derive(Clone, Copy)]
 pub struct Hop {
     pub time: LinkTime,
@@ -27,13 +27,13 @@ pub struct Hop {
 /// The members of a communicator around one rank.
 pub struct Gang {
     pub members: Vec<u32>,
-    /// The classes they are in.
+    /// The classes of the members, ascending, each once.
     pub classes: Vec<u32>,
-    /// The nodes they are on, and how many on each.
+    /// The nodes of the members, and how many members are on each.
     nodes: Vec<(u32, u32)>,
-    /// Of hops between members in rank order around a ring, and of ordered pairs: shares inside nodes and
-    /// between them. What a member sends is counted as the mean over the group: which of its members sits
-    /// at the edge of a node is an accident of numbering.
+    /// Shares inside nodes and between nodes: of the hops between members in rank order around a ring, and of all
+    /// ordered pairs. What a member sends is counted as the mean over the group, since which member sits at the edge of
+    /// a node is an accident of numbering.
     pub(super) ring: [f64; 2],
     pub(super) pairs: [f64; 2],
 }
@@ -61,7 +61,7 @@ impl Gang {
     }
 }
 
-/// Where a class sends to, and with how many others it shares the way.
+/// The way of a class's message: whom it goes to, over what, and with how many others it shares the link.
 pub(super) struct Route {
     pub(super) peer: u32,
     pub(super) tier: Tier,
@@ -73,7 +73,7 @@ impl<'a> Acts<'a> {
         self.plan.lanes[lane as usize].group().expect("check: communication runs on communicators")
     }
 
-    /// The sends of a transfer, each a meeting with whoever receives it.
+    /// Makes a meeting for each send of a transfer, with the class that receives it.
     pub(super) fn send(&mut self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], classes: &[usize]) {
         let lane = line.nodes[node].lane;
         for (l, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.dir == Direction::Send) {
@@ -131,7 +131,8 @@ impl<'a> Acts<'a> {
         routes
     }
 
-    /// Joins the legs of a transfer of one class to the meetings that their senders made.
+    /// Makes the legs of a class's transfer point to the meetings that their senders made. Errors: a leg that no op of
+    /// its peer meets.
     pub(super) fn meet(
         &self,
         draft: &mut Draft,
@@ -180,7 +181,7 @@ impl<'a> Acts<'a> {
         gangs
     }
 
-    /// A collective: one meeting of each gang.
+    /// Makes one meeting of each gang for a collective. Errors: a member that does not take part.
     pub(super) fn gather(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
         let spliced = &line.nodes[node];
         let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
@@ -211,7 +212,8 @@ impl<'a> Acts<'a> {
         (time, sent(kind, algorithm, gang, bytes as f64))
     }
 
-    /// Everyone in the collective that `node` is of `class`.
+    /// The classes that take part in the collective that `node` of `class` is. Errors: a member that does not take
+    /// part.
     pub(super) fn ends(
         &self,
         draft: &Draft,

@@ -1,17 +1,19 @@
-//! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
-//! the bytes of a meeting are under way, and what all of it counts.
+//! The acts of a plan: what each op of a line does on each class of ranks. That is how long kernels take, who meets
+//! whom and how long the bytes of a meeting are under way, and what all of it counts.
 //!
 //! * `machine`: what a plan is interpreted on.
 //! * `sheet`, `draft`: the acts of all classes on a line, read and written. `tallies`: what they count.
-//! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of their
-//!   operands a core's caches no longer have.
+//! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of
+//!   their operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
 //! * `charges`: what bytes lose on a port to those posted later.
 //! * `waits`: what a gap between kernels is charged to. `gaps`: the same of a plan that ran.
-//! * `stamp`: when something was over, and what brought it about. `stretch`: work beside what holds a share of its means.
+//! * `stamp`: when something was over, and what brought it about. `stretch`: work beside what holds a share of its
+//!   means.
 //! * `threads`: ranks on the threads of one machine.
-//! * `deeds`: the acts of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
+//! * `deeds`: the acts of distinct ops, for whoever goes through events. `form`: the sheet of a structure, to be filled
+//!   in for other sizes.
 
 pub mod charges;
 mod cold;
@@ -56,14 +58,14 @@ use positions::Positions;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// Makes sheets, remembering what was computed before.
+/// Makes sheets and deeds, remembering what was computed before.
 pub struct Acts<'a> {
     plan: &'a Plan,
     machine: Machine<'a>,
     fold: &'a Fold,
-    /// Program of each class.
+    /// The program of each class.
     program: Vec<u32>,
-    /// Of the kernels met so far, by the numbers that tallies have for them.
+    /// The names of kernels met so far, by the numbers that tallies have for them.
     names: Vec<&'static str>,
     known: Known,
     positions: Positions,
@@ -71,7 +73,7 @@ pub struct Acts<'a> {
     exchanges: FxHashMap<exchange::Asked, exchange::Found>,
 }
 
-/// What stays true of other sizes of a plan, on the same machine.
+/// What of the acts stays true for other sizes of a plan, on the same machine.
 #[derive(Default)]
 pub struct Known {
     kernels: FxHashMap<(&'static str, Work, Dtype), Timed>,
@@ -81,10 +83,10 @@ pub struct Known {
 }
 
 impl Known {
-    /// Times are forgotten when there are many of them.
+    /// Entries that are kept, at most; then all are forgotten.
     const MOST: usize = 1 << 16;
 
-    /// What is known of kernels, whatever the plan.
+    /// The times of kernels alone, which hold whatever the plan.
     pub fn of_kernels(self) -> Known {
         Known { kernels: self.kernels, ..Known::default() }
     }
@@ -113,7 +115,7 @@ impl<'a> Acts<'a> {
         Acts { plan, machine, fold, program, names, known, positions, hops, exchanges }
     }
 
-    /// For other sizes of a plan that `known` is true of, its ranks all running one program.
+    /// Acts for other sizes of a plan that `known` holds for, its ranks all running one program.
     pub fn resume(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold, mut known: Known) -> Acts<'a> {
         known.bound();
         let (names, positions, hops, exchanges) = Default::default();
@@ -125,7 +127,7 @@ impl<'a> Acts<'a> {
         self.known
     }
 
-    /// For ranks that all run one program, whichever of the plan it is.
+    /// Acts for ranks that all run one program, whichever of the plan's programs it is.
     pub fn of_one_program(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
         let mut acts = Acts::new(plan, machine, fold);
         acts.program.fill(0);
@@ -145,7 +147,8 @@ impl<'a> Acts<'a> {
         self.fold.representatives[class as usize]
     }
 
-    /// The acts of every class on its program's line.
+    /// The acts of every class on its program's line. Errors: a leg or collective that a member does not take part in,
+    /// a copy to a host's memory that the cluster says nothing of, an exchange that its library or the cluster refuses.
     pub fn sheet(&mut self, lines: &[Line], matching: &Matching) -> Result<Sheet> {
         for node in lines.iter().flat_map(|line| &line.nodes) {
             if let OpKind::Compute { kernel, .. } = &node.op.kind

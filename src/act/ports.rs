@@ -4,7 +4,7 @@ use crate::cluster::Tier;
 
 /// The ports of a bit set, by number.
 pub fn numbers(ports: u8) -> impl Iterator<Item = usize> {
-    // Most have one: to look for the next takes less than to look at each.
+    // Most sets have one port: to look for the next bit takes less time than to look at each.
     let mut left = ports & ((1 << PORTS) - 1);
     std::iter::from_fn(move || {
         let next = (left != 0).then_some(left.trailing_zeros() as usize);
@@ -13,14 +13,14 @@ pub fn numbers(ports: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Ports of a rank: send and receive, inside the node and out of it.
+/// Ports of a rank: send and receive inside the node, then send and receive out of it.
 pub const PORTS: usize = 4;
 /// The first port out of the node.
 pub const SCALE_OUT: usize = 2;
 pub const SEND: u8 = 1;
 pub const RECV: u8 = 2;
 
-/// The bits of `ways` for links of `tier`; none where nothing leaves the device.
+/// The ports for the bits `ways` (send, receive) of a link of `tier`; 0 where nothing leaves the device.
 pub fn port(tier: Tier, ways: u8) -> u8 {
     match tier {
         Tier::Local => 0,

@@ -5,23 +5,24 @@ use crate::plan::*;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// The positions of each rank asked for.
+/// Spans of positions, by rank that was asked for.
 pub(super) type SpansOf = FxHashMap<u32, Rc<[Span]>>;
 
-/// What the masks of a plan leave on each rank, its positions looked up rather than cut anew.
+/// The shapes that the masks of a plan leave on each rank, positions being remembered rather than cut anew.
 #[derive(Default)]
 pub(super) struct Positions {
-    /// Whole splits, and what each rank asked for holds of them.
+    /// Splits of whole sequences, each with the spans of the ranks that were asked for.
     splits: Vec<(Segs, SpansOf)>,
-    /// Attention, the merge or sum behind it, and backward, have the same block.
+    /// The shapes of each block on every class: attention, the merge or sum behind it, and its backward pass have one
+    /// block.
     known: FxHashMap<AttnBlock, Rc<[BlockShape]>>,
 }
 
 impl Positions {
-    /// More shapes than this are not kept: blocks of very long rings.
+    /// Shapes that are kept, at most: long rings have many blocks.
     const MOST: usize = 1 << 16;
 
-    /// What `block` is on each of `ranks`.
+    /// The shape that the mask leaves of `block` on each of `ranks`.
     pub(super) fn shapes(&mut self, block: &AttnBlock, views: &[Mesh], ranks: &[u32]) -> Rc<[BlockShape]> {
         if let Some(shapes) = self.known.get(block) {
             return shapes.clone();

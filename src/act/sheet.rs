@@ -10,17 +10,19 @@ use std::rc::Rc;
 /// One op on one class.
 #[derive(Debug, Clone, Copy)]
 pub enum Act {
-    /// The mask leaves nothing, or the class has no such op: no time passes.
+    /// No time passes: the mask leaves nothing, or the class has no such op.
     Skip,
     Compute {
         duration: u64,
         on_sms: OnSms,
     },
-    /// Beside the compute lane, taking no SM from it: a copy to or from the host's memory, or the CPU's own kernel.
+    /// An op beside the compute lane that takes no SM from it: a copy to or from the host's memory, or a kernel of the
+    /// CPU.
     Aside {
         duration: u64,
     },
-    /// Ends when all its meetings have: `count` entries of [`Sheet::met`].
+    /// A transfer or collective, which ends when all its meetings have: `count` entries of [`Sheet::met`] from `first`
+    /// on.
     Meet {
         first: u32,
         count: u16,
@@ -28,7 +30,7 @@ pub enum Act {
     },
 }
 
-/// A leg with its other half, or a whole collective: begins when all ends have started.
+/// A leg with its other half, or a whole collective: its bytes set off when all ends have started. Times are in ps.
 #[derive(Debug, Clone)]
 pub struct Meeting {
     pub latency: u64,
@@ -43,7 +45,7 @@ pub struct Meeting {
 pub struct End {
     pub class: u32,
     pub node: u32,
-    /// A bit a port, see [`port`].
+    /// The ports it uses, a bit each, see [`port`].
     pub(super) ports: u8,
 }
 
@@ -55,21 +57,22 @@ impl End {
     }
 }
 
-/// The acts of all classes, and what they add up to when each runs once.
+/// The acts of all classes on a line, and what they add up to when each runs once.
 #[derive(Clone)]
 pub struct Sheet {
     pub(super) classes: usize,
-    /// Node after node, class after class.
+    /// An act for each op and class: node after node, class after class.
     pub(super) acts: Vec<Act>,
     pub meetings: Vec<Meeting>,
     pub(super) ends: Rc<[End]>,
     pub(super) met: Rc<[u32]>,
-    /// Meetings of each node: leg by leg and not class by class, so that ports are as busy for the last class as for
-    /// the first. Of two nodes that have one in common, the first.
+    /// The meetings of each node: leg by leg and not class by class, so that ports are as busy for the last class as
+    /// for the first. A meeting that two nodes have in common stands with the first.
     pub(super) order: Rc<Csr>,
-    /// What the CPU takes to issue an op, in `host_launch`es: node after node, class after class.
+    /// How long the CPU takes to issue an op, in `host_launch`es: node after node, class after class.
     pub(super) launches: Rc<[u32]>,
-    /// The same once it has issued a node, from the first of the line on; then that of the whole line.
+    /// How long the CPU takes from the first node of the line until it has issued a node, in `host_launch`es; behind
+    /// the last node, that of the whole line.
     pub(super) issued: Vec<u32>,
     pub tallies: Rc<Tallies>,
 }
@@ -80,13 +83,13 @@ impl Sheet {
         self.acts[node * self.classes + class]
     }
 
-    /// What a class takes until it has issued `node`, in `host_launch`es.
+    /// How long a class takes until it has issued `node`, in `host_launch`es.
     #[inline]
     pub fn issued(&self, node: usize, class: usize) -> u64 {
         u64::from(self.issued[node * self.classes + class])
     }
 
-    /// The same of the whole line.
+    /// How long a class takes until it has issued the whole line, in `host_launch`es.
     #[inline]
     pub fn issues(&self, class: usize) -> u64 {
         u64::from(self.issued[self.issued.len() - self.classes + class])
@@ -97,13 +100,13 @@ impl Sheet {
         &self.met[first as usize..][..count as usize]
     }
 
-    /// What every class does.
+    /// The acts of every class at `node`.
     #[inline]
     pub fn acts(&self, node: usize) -> &[Act] {
         &self.acts[node * self.classes..][..self.classes]
     }
 
-    /// What every class takes until it has issued `node`, in `host_launch`es.
+    /// How long every class takes until it has issued `node`, in `host_launch`es.
     #[inline]
     pub fn all_issued(&self, node: usize) -> &[u32] {
         &self.issued[node * self.classes..][..self.classes]
@@ -121,7 +124,7 @@ impl Sheet {
     }
 }
 
-/// What each class has issued by each node, and in all, in `host_launch`es. What a mask leaves nothing of is not issued.
+/// [`Sheet::issued`] of these acts. Ops that a mask leaves nothing of are not issued.
 pub(super) fn issued(acts: &[Act], launches: &[u32], classes: usize) -> Vec<u32> {
     let mut all = Vec::with_capacity(acts.len() + classes);
     let mut count = vec![0; classes];

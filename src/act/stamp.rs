@@ -8,9 +8,10 @@ pub struct Stamp(u64);
 
 impl Stamp {
     const LANE_BITS: u32 = 8;
-    /// 2^56 ps are 20 hours: what is later is as late, and no step that takes so long is told ([`in_time`]).
+    /// The latest moment, 2^56 ps (20 hours): later ones count as this, and no step that takes so long is told
+    /// ([`in_time`]).
     pub const LIMIT: u64 = (1 << (64 - Self::LANE_BITS)) - 1;
-    /// The same in whole hours.
+    /// The latest moment in whole hours.
     pub const HOURS: u64 = Self::LIMIT / 1_000_000_000_000 / 3600;
     /// Later than all others.
     pub const LAST: Stamp = Stamp(u64::MAX);
@@ -30,7 +31,8 @@ impl Stamp {
         (self.0 & ((1 << Self::LANE_BITS) - 1)) as u16
     }
 
-    /// When an op of a lane that was launched then was over: one that took no time has made nobody wait.
+    /// The end, at `ps`, of an op of `lane` that was launched at this stamp: an op that took no time has made nobody
+    /// wait, and leaves the stamp as it is.
     #[inline]
     pub fn or_later(self, ps: u64, lane: u16) -> Stamp {
         if ps > self.ps() { Stamp::new(ps, lane) } else { self }
@@ -42,7 +44,7 @@ impl Stamp {
     }
 }
 
-/// Refuses a step that is longer than can be told.
+/// Refuses a step that is longer than can be told. Errors: `ps` is at [`Stamp::LIMIT`] or beyond.
 pub fn in_time(ps: u64) -> Result<()> {
     if ps < Stamp::LIMIT {
         return Ok(());

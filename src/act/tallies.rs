@@ -1,4 +1,4 @@
-//! What all classes count on a line, by number rather than by name: kernels, links, FLOPs, bytes.
+//! The sums of all classes on a line, by number rather than by name: time of kernels and links, FLOPs, bytes.
 
 use super::host::Aside;
 use super::kernels::Timed;
@@ -8,14 +8,15 @@ use crate::timeline::Usage;
 
 pub const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
 
-/// The number of a kernel among those that are told apart.
+/// The number of a kernel in a list of names.
 ///
-/// Panics if it is none of them.
+/// Panics if the list does not have it.
 pub(super) fn number_of(kernels: &[&'static str], name: &str) -> usize {
     kernels.iter().position(|known| *known == name).expect("names are noted before they are counted")
 }
 
-/// Of each class the seconds of every kernel, then those of every lane that communicates, then the rest.
+/// For each class the seconds of every kernel, then the seconds of every lane beside the compute lane, then the other
+/// sums.
 #[derive(Debug, Clone)]
 pub struct Tallies {
     kernels: usize,
@@ -23,7 +24,7 @@ pub struct Tallies {
     all: Vec<f64>,
 }
 
-/// Behind kernels and lanes: seconds by provenance, then these.
+/// Where the other sums stand: seconds by provenance, then these.
 const PLAIN: usize = PROVENANCES.len();
 const FLOPS: usize = PLAIN;
 const BYTES: usize = PLAIN + 1;
@@ -38,7 +39,7 @@ impl Tallies {
         Tallies { kernels, width, all: vec![0.0; width * classes] }
     }
 
-    /// Adds another's, so many times. It may know no kernels but the first of these.
+    /// Adds `times` times the sums of another tally, whose kernels may be only the first of these.
     pub fn add(&mut self, other: &Tallies, times: f64) {
         let add = |sums: &mut [f64], of: &[f64]| sums.iter_mut().zip(of).for_each(|(sum, one)| *sum += one * times);
         for (sums, of) in self.all.chunks_mut(self.width).zip(other.all.chunks(other.width)) {
@@ -83,7 +84,7 @@ impl Tallies {
         rest[BYTES + 1] += bytes[1];
     }
 
-    /// The tally of a class, by name.
+    /// The sums of a class as a usage, by name.
     pub fn usage(&self, class: usize, kernels: &[&'static str], lanes: &[Lane]) -> Usage {
         let (named, rest) = self.all[class * self.width..][..self.width].split_at(self.width - REST);
         let (kernel, comm) = named.split_at(self.kernels);

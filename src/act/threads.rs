@@ -1,12 +1,12 @@
-//! Ranks on the threads of one machine, as the CPU executor runs them: each thread has the ranks of a device, posts what
-//! they can send, takes what has arrived for them, runs a kernel, and waits when there is nothing to do. So a copy keeps
-//! its thread, a message is taken between two kernels and not before, and nothing but a throttled link moves bytes on its
-//! own.
+//! Ranks on the threads of one machine, as the CPU executor runs them: each thread has the ranks of a device, posts
+//! what they can send, takes what has arrived for them, runs a kernel, and waits when there is nothing to do. So a copy
+//! keeps its thread busy, a message is taken between two kernels and not before, and nothing but a throttled link moves
+//! bytes on its own.
 //!
 //! The cores are shared: with k threads busy on c cores everyone is slowed down by what measured neighbours do to
 //! each other, and beyond c each has c/k of a core.
 //!
-//! It is event by event as it is, so `cost` and `sim` both take it from here.
+//! It goes event by event in any case, so `cost` and `sim` both take it from here.
 
 mod exchange;
 mod flight;
@@ -43,29 +43,30 @@ struct Shared<'a> {
     lines: &'a [Line<'a>],
     matching: &'a Matching,
     sheet: &'a Sheet,
-    /// Of the kernels that the sheet counts.
+    /// Names of the kernels that the sheet counts, by number.
     names: &'a [&'static str],
     turns: &'a Turns,
     threads: &'a Threads,
     kernels: &'a dyn KernelTime,
-    /// Of each op of each program: bytes that its core's caches no longer have.
+    /// Bytes of each op's operands that its core's caches no longer have, by program and op.
     cold: Vec<Vec<u64>>,
-    /// Of each rank: its thread.
+    /// The thread of each rank.
     devices: Vec<u32>,
     /// The messages of exchanges, by the number of their route.
     rounds: RefCell<Rounds>,
-    /// Seconds of a kernel of a rank alone on its core, given those of the profile.
+    /// Seconds that a kernel of a rank takes alone on its core, given those of the profile.
     takes: RefCell<Takes<'a>>,
 }
 
-/// What a kernel of a rank takes, of what the profile says it does: a rank that is not well makes more of it.
+/// Given a rank and the seconds that the profile says one of its kernels takes, says how many it takes: more for a rank
+/// that is not well.
 pub type Takes<'a> = &'a mut dyn FnMut(u32, f64) -> f64;
 
 /// A step that was played.
 pub struct Played {
-    /// A class a rank, every op in it.
+    /// A class for each rank, with the span of every op.
     pub timeline: Timeline,
-    /// What each thread did, piece by piece.
+    /// The pieces of work that each thread did, in order.
     pub pieces: Vec<Vec<Piece>>,
 }
 
@@ -172,7 +173,7 @@ fn timeline(shared: &Shared, ranks: &[Rank]) -> Timeline {
     let times: Vec<&gaps::Times> = ranks.iter().map(|r| r.times.as_slice()).collect();
     let gaps = gaps::charge(shared.plan, shared.lines, shared.matching, &times);
     let class = |(r, gaps): (&Rank, Usage)| {
-        // What it counts, and where its kernels stood still.
+        // What the rank's tallies count, and where its kernels stood still.
         let mut usage = shared.sheet.tallies.usage(r.rank as usize, shared.names, &shared.plan.lanes);
         usage.add(&gaps, 1.0);
         Class { rank: r.rank, multiplicity: 1, usage, spans: gaps::spans(shared.line(r.rank), &r.times) }

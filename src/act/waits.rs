@@ -1,37 +1,40 @@
 //! What a gap of the compute lane is charged to, where only stamps tell what was waited for.
 //!
-//! A kernel waits for an op of another lane, that one for others who take part, or for an op before it, and so on. Time in
-//! which bytes were under way is their lane's. Time in which someone who takes part had not come yet is charged to what made
-//! him late: kernels of other ranks, or communication of theirs, as when a slow link holds up all of a ring.
+//! A kernel waits for an op of another lane, that one for others who take part, or for an op before it, and so on. Time
+//! in which bytes were under way is charged to their lane. Time in which someone who takes part had not come yet is
+//! charged to what made that one late: kernels of other ranks, or communication of theirs, as when a slow link holds up
+//! all of a ring.
 
 use super::stamp::Stamp;
 
 /// Waiting for other ranks is charged to the first lane, the compute lane.
 pub const OTHERS: usize = 0;
 
-/// The way back from a moment: until then it was one lane's, until when that began another's, and so on, for a few stretches;
-/// zeros behind the one that goes back to the beginning of the step, or as far as was asked. Kernels, and other ranks, are the
-/// first lane's. Of several who are the last to launch at the same moment, the greatest path stands for all, whoever that is.
+/// A path back from a moment: the lanes whose ops led there, one stretch of time behind the other, the last first.
+/// Entry n is the end of a stretch and its lane; the stretch begins where entry n + 1 ends. Zeros follow the stretch
+/// that goes back to the beginning of the step, or as far as was asked. Kernels, and other ranks, count as the first
+/// lane. Where several ranks are the last to launch at the same moment, the greatest path stands for all, whichever
+/// rank's it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path([Stamp; Path::LONG]);
 
 impl Path {
-    /// When the last of so many stretches began is not known.
+    /// The most stretches of a path; of a path with that many it is not known when the last one began.
     pub const LONG: usize = 8;
 
-    /// Where nothing is known but what was over at that moment.
+    /// A path of which nothing is known but its end.
     pub fn from(at: Stamp) -> Path {
         let mut path = Path::default();
         path.0[0] = at;
         path
     }
 
-    /// What was over at the end of it.
+    /// The end of the last stretch.
     pub fn end(&self) -> Stamp {
         self.0[0]
     }
 
-    /// And on to a later moment, on a lane.
+    /// The path and, behind it, a stretch up to `at` on its lane.
     pub fn on_to(&self, at: Stamp) -> Path {
         let mut path = *self;
         if at.ps() > self.end().ps() {
@@ -43,30 +46,31 @@ impl Path {
         path
     }
 
-    /// Ends at another moment of its last stretch.
+    /// Moves the end of the last stretch to `at`.
     pub fn until(&mut self, at: Stamp) {
         self.0[0] = at;
     }
 
-    /// Tells what was over when the last of so many stretches began; there is room for [`Path::LONG`].
+    /// Writes the end of the stretch before the first `stretches` of them; there is room for [`Path::LONG`].
     #[inline]
     pub fn behind(&mut self, stretches: usize, at: Stamp) {
         self.0[stretches] = at;
     }
 
-    /// The same back to `since` alone.
+    /// The path without the stretches that ended at `since` or before.
     pub fn back_to(&self, since: u64) -> Path {
         Path(self.0.map(|at| if at.ps() > since { at } else { Stamp::default() }))
     }
 
-    /// Each stretch: when it began, if that is known, when it was over, and its lane. The last first.
+    /// The stretches, the last first: when each began (`None`: not known), when it was over, ps, and its lane.
     fn stretches(&self) -> impl Iterator<Item = (Option<u64>, u64, usize)> {
         let from = self.0[1..].iter().map(|at| Some(at.ps())).chain([None]);
         let all = self.0.iter().zip(from).map(|(to, from)| (from, to.ps(), to.lane() as usize));
         all.take_while(|(_, to, _)| *to > 0)
     }
 
-    /// Charges the time from `free` on to lanes: picoseconds are added to `waited`, behind those of the lanes the CPU's.
+    /// Charges the time from `free` to the end of the path to lanes: picoseconds are added to `waited`, which has an
+    /// entry for each lane and one for the CPU behind them.
     pub fn charge(&self, waited: &mut [u64], free: u64) {
         let mut all = self.0.iter().take_while(|at| at.ps() > free).peekable();
         while let Some(until) = all.next() {
@@ -74,23 +78,24 @@ impl Path {
         }
     }
 
-    /// What has made late whoever launched, when others have waited since `since`: the lane on which more than half of the time
-    /// since went, of what is known of it; where there is none, other ranks' work as a whole, which is the first lane's.
+    /// The lane that has made late whoever launched at the end of this path, when others have waited since `since`: the
+    /// one on which more than half of the time since went, as far as that is known. Where there is none, other ranks'
+    /// work as a whole, which is the first lane.
     ///
-    /// Not what it waited for last: whoever comes a second late has lost it a little at a time, as when the rows of its
-    /// experts cross a network, and those of the others do not.
+    /// It is not the lane that was waited for last: a rank that comes a second late has lost it a little at a time, as
+    /// when the rows of its experts cross a network, and those of the others do not.
     pub fn made_late(&self, since: u64) -> u16 {
         let count = self.0.iter().take_while(|at| at.ps() > since).count();
-        // Of the last of as many as there can be it is not known how long it was.
+        // Where a path has as many stretches as it can, nothing is known of how long the last one was.
         let known = count.min(Path::LONG - 1);
         let from = self.0[known].ps().max(since);
         let all = self.end().ps().saturating_sub(from);
-        // Nobody has waited: the last of what it did.
+        // Nobody has waited: the lane of the last stretch.
         if all == 0 {
             return self.end().lane();
         }
         let took = |n: usize| self.0[n].ps() - self.0[n + 1].ps().max(since);
-        // Mostly it is that, too.
+        // Mostly that lane has more than half of the time.
         if 2 * took(0) > all {
             return self.end().lane();
         }
@@ -99,8 +104,9 @@ impl Path {
         most.unwrap_or(OTHERS as u16)
     }
 
-    /// The same after a stride of iterations that are each `d` later than the one before, `by` in all. What led there in the
-    /// last iterations did so in those; but for what had gone on for longer than an iteration, which has gone on since then.
+    /// Moves the path to the end of a stride, `by` ps later, of iterations that are each `d` later than the one before.
+    /// What led there in the last iteration that was walked moves on with it; a stretch that had gone on for longer
+    /// than an iteration keeps its beginning.
     pub fn later(&mut self, by: u64, d: u64) {
         let goes_on = self.stretches().position(|(from, to, _)| from.is_some_and(|from| to - from > d));
         let those = goes_on.map_or(Path::LONG, |at| at + 1);

@@ -173,7 +173,7 @@ impl Bench<'_> {
             algbw: algbw(time.total()),
             busbw: algbw(time.total()) * factor,
             algorithm: choice.algorithm.name(),
-            protocol: choice.mark.name(),
+            protocol: choice.protocol.name(),
             simulated_us: simulated.value() * 1e6,
             simulated_busbw: algbw(simulated) * factor,
             rel_sd: time.rel_sd,

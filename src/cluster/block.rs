@@ -16,24 +16,24 @@ use rustc_hash::FxHashSet;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
     axes: Vec<Axis>,
-    /// Of a link in one direction.
+    /// Bytes a second of a link, in one direction.
     wire: BytesPerSec,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Axis {
-    /// Vertices from one to its neighbour along the axis, and on all of it.
+    /// Vertices from one to its neighbour along the axis, in the numbering of the graph; and vertices along all of it.
     pace: u32,
     vertices: u32,
     members: u32,
-    /// From member to member; groups between them share the links.
+    /// Vertices from one member to the next; the groups in between share the links.
     stride: u32,
-    /// The last is the neighbour of the first.
+    /// Whether the last vertex is the neighbour of the first.
     closed: bool,
 }
 
 impl Cluster {
-    /// How members lie on a graph of chips; none where there is none, or they are no block.
+    /// The block that the members are on a graph of chips; `None` where there is no such graph, or they are no block.
     pub fn block(&self, members: &[u32]) -> Option<Block> {
         let graph = self.spec.graph.as_ref().filter(|_| self.spec.scale_out.is_none())?;
         let (dims, closes) = match &graph.shape {
@@ -90,7 +90,7 @@ impl Block {
         self.exchange(bytes, |axis| f64::from(axis.stride))
     }
 
-    /// The same while the groups beside it are silent.
+    /// [`all_to_all`](Block::all_to_all) while the groups beside it are silent.
     pub fn all_to_all_alone(&self, bytes: Bytes) -> Seconds {
         self.exchange(bytes, |_| 1.0)
     }
@@ -98,7 +98,8 @@ impl Block {
     fn exchange(&self, bytes: Bytes, beside: impl Fn(&Axis) -> f64) -> Seconds {
         let time = |axis: &Axis| {
             let m = u64::from(axis.members);
-            // Pairs of members whose way crosses a link, of all m; both directions of a closed axis share the hops of all.
+            // Pairs of the m members whose way crosses a link; a closed axis shares the hops of all pairs out over both
+            // directions.
             let crossing = if axis.closed { (m * m / 4) as f64 / 2.0 } else { ((m / 2) * m.div_ceil(2)) as f64 };
             bytes * (crossing / m as f64 * beside(axis)) / self.wire
         };
@@ -114,7 +115,7 @@ impl Block {
             let part = bytes * axis.links() / all;
             let each = if axis.closed { part / 2.0 } else { part };
             for &member in members {
-                // Of two vertices each is above the other.
+                // With two vertices each is a step up from the other: there is one way.
                 let ways = if axis.vertices > 2 { vec![1, axis.vertices - 1] } else { vec![1] };
                 let ways = ways.into_iter().filter_map(|by| axis.way(member, by, &there));
                 flows.extend(ways.map(|links| (links, each)));
@@ -125,7 +126,8 @@ impl Block {
 }
 
 impl Axis {
-    /// The links from a member to the next, where there is one: up by steps of 1, or down by steps of all but one vertex.
+    /// The links from a member to the next one: upward in steps `by` of 1, or downward in steps of all but one vertex;
+    /// `None` beyond the end of an open axis.
     fn way(&self, member: u32, by: u32, members: &FxHashSet<u32>) -> Option<Vec<Link>> {
         let place = |rank: u32| rank / self.pace % self.vertices;
         let onward = |rank: u32| rank - place(rank) * self.pace + (place(rank) + by) % self.vertices * self.pace;
@@ -133,7 +135,7 @@ impl Axis {
         for _ in 0..self.stride {
             let last = stops[stops.len() - 1];
             let next = onward(last);
-            // Beyond the end of an open axis.
+            // The next vertex would be beyond the end of an open axis.
             if !self.closed && place(next).abs_diff(place(last)) != 1 {
                 return None;
             }

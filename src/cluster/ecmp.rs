@@ -1,4 +1,5 @@
-//! What hashing loses: flows that hash to the same uplink share it, and whoever waits for all waits for the fullest.
+//! What hashing loses: flows that hash to the same uplink share it, and whoever waits for all flows waits for the
+//! fullest uplink.
 
 /// Load of the fullest of `uplinks`, over the mean, where flows fill them exactly and each is hashed in `subflows`
 /// parts: m = uplinks * subflows parts, each on a link at random. The loads are binomial, (m, 1/uplinks), and taken as

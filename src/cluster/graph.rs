@@ -1,13 +1,14 @@
-//! Ways through networks that are no trees.
+//! The ways of messages through networks that are no trees.
 
 use super::path::Link;
 use crate::spec::{Graph, GraphShape};
 use std::collections::VecDeque;
 
-/// Neighbours of every vertex, in order; empty where the shape says them.
+/// Neighbours of every vertex, in order; empty for a graph whose shape says them.
 pub type Neighbours = Vec<Vec<u32>>;
 
-/// Lists neighbours where only a list of links says them. The error names two hosts that no way leads between.
+/// The neighbours of every vertex, for a graph that is a list of links. The error names two hosts that no way leads
+/// between.
 pub fn neighbours(graph: &Graph, hosts: u32) -> Result<Neighbours, String> {
     let GraphShape::Links(links) = &graph.shape else { return Ok(vec![]) };
     let vertices = links.iter().flatten().max().map_or(0, |&v| v as usize + 1);
@@ -35,12 +36,12 @@ pub fn way(graph: &Graph, neighbours: &Neighbours, a: u32, b: u32, links: &mut V
     links.extend(stops.windows(2).map(|w| Link::Wire { from: w[0], to: w[1] }));
 }
 
-/// How many links there are, each direction one.
+/// Number of links, each direction counted as one.
 pub fn wires(graph: &Graph) -> u64 {
     match &graph.shape {
         GraphShape::Torus(dims) => {
             let vertices: u64 = dims.iter().map(|&d| u64::from(d)).product();
-            // A ring of two is one link.
+            // A ring of two vertices has one link.
             dims.iter().map(|&d| vertices * u64::from(d.min(3) - 1)).sum()
         }
         GraphShape::Mesh(dims) => {
@@ -55,7 +56,8 @@ pub fn wires(graph: &Graph) -> u64 {
     }
 }
 
-/// Dim by dim; where rings close each the shorter way around. Where both are as long, as many go either way.
+/// The vertices on the way from `a` to `b`, dim by dim; rings that close are gone round the shorter way, and where both
+/// ways are as long, half of the messages take either.
 fn grid(dims: &[u32], closed: bool, a: u32, b: u32) -> Vec<u32> {
     let (mut at, mut stops, mut stride) = (a, vec![a], 1);
     for &n in dims.iter().rev() {
@@ -75,7 +77,8 @@ fn grid(dims: &[u32], closed: bool, a: u32, b: u32) -> Vec<u32> {
     stops
 }
 
-/// Router to router: to the one of the own group that has the link to the other group, over it, to the router.
+/// The routers on the way from `a` to `b`: to the router of the own group that has the link to the other group, over
+/// it, and on to the router.
 fn dragonfly(groups: u32, routers: u32, a: u32, b: u32) -> Vec<u32> {
     let (from, to) = (a / routers, b / routers);
     let gate = |group: u32, other: u32| group * routers + (other + groups - group - 1) % groups % routers;
@@ -98,7 +101,8 @@ fn shortest(neighbours: &Neighbours, a: u32, b: u32) -> Vec<u32> {
     stops
 }
 
-/// Whence every vertex is reached first from `root`, breadth first.
+/// The vertex from which each vertex is reached first, going breadth first from `root`; `None` for the root and for
+/// what is never reached.
 fn tree(neighbours: &Neighbours, root: u32) -> Vec<Option<u32>> {
     let mut from = vec![None; neighbours.len()];
     let Some(first) = from.get_mut(root as usize) else { return from };

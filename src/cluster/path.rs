@@ -6,17 +6,19 @@ use super::graph;
 use crate::spec::{Pod, Routing};
 use crate::units::{BytesPerSec, Seconds};
 
-/// Of so many hashed flows an uplink the fullest of 64 has 4 % more than the mean, and nobody needs to count them.
+/// Flows of an uplink beyond which collisions are not counted: with so many hashed flows the fullest of 64 uplinks has
+/// 4 % more than the mean.
 const MANY: f64 = 4096.0;
 
-/// A link that flows share, in one direction. Its name is all there is of it: a cluster of 100,000 GPUs keeps no list.
+/// A link that flows share, in one direction. Its name is all that is kept of it: a cluster of 100,000 GPUs has no list
+/// of links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
     /// From a GPU to the links inside its node.
     Out(u32),
     /// From the links inside its node to a GPU.
     In(u32),
-    /// From a GPU to one that it has a link of its own to.
+    /// From a GPU to another of its node, over a link of their own.
     Peer(u32, u32),
     /// From a socket of a node to the others.
     Bridge { node: u32, socket: u32 },
@@ -24,15 +26,15 @@ pub enum Link {
     NicOut { node: u32, nic: u32 },
     /// Into a node by a NIC.
     NicIn { node: u32, nic: u32 },
-    /// Out of a pod of a tier, 0 the innermost, on a rail (0 where there are none).
+    /// Out of a pod of a tier (0: the innermost), on a rail (0: there are none).
     Up { tier: u32, pod: u32, rail: u32 },
-    /// Into a pod.
+    /// Into a pod of a tier, likewise.
     Down { tier: u32, pod: u32, rail: u32 },
     /// Between two vertices of a graph.
     Wire { from: u32, to: u32 },
 }
 
-/// Kinds of links: what utilisation is told by.
+/// The kind of a link: utilisation is told by these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
     ScaleUp,
@@ -44,8 +46,8 @@ pub enum LinkClass {
 }
 
 impl Link {
-    /// Whether it is of the network between nodes, whose planes it is spread over. Wires inside the only node of a
-    /// cluster are not.
+    /// Whether the link is of the network between nodes, whose planes it is spread over; wires inside the only node of
+    /// a cluster are not.
     pub fn is_between_nodes(self) -> bool {
         matches!(self.class(), LinkClass::Nic | LinkClass::Uplink(_) | LinkClass::Wire)
     }
@@ -61,7 +63,7 @@ impl Link {
     }
 }
 
-/// The links from one rank to another in their order, and what the first byte takes on the way.
+/// The links from one rank to another in their order, and how long the first byte takes over them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Path {
     pub links: Vec<Link>,
@@ -106,7 +108,7 @@ impl Cluster {
         let (mut rail, far) = (self.nic_of(a), self.nic_of(b));
         let mut latency = out.latency.value;
         if out.rails && out.pxn && rail != far {
-            // To the GPU of this node that is on the other's rail.
+            // First to the GPU of this node that is on the rail of the other end.
             let proxy = self.ranks_on(from).find(|&r| self.nic_of(r) == far).unwrap_or(a);
             links.extend([Link::Out(a), Link::In(proxy)]);
             latency += self.spec.scale_up.latency.value;
@@ -125,7 +127,8 @@ impl Cluster {
         latency
     }
 
-    /// Up as far as the two have nothing in common, and down again.
+    /// Adds the links up through the tiers, as far as the two ends have no pod in common, and down again; returns their
+    /// latency.
     fn tiers(&self, a: (u32, u32), b: (u32, u32), rails: bool, links: &mut Vec<Link>) -> Seconds {
         let rail = |at: usize, rail: u32| if rails && at == 0 { rail } else { 0 };
         let mut down = Vec::new();
@@ -144,24 +147,24 @@ impl Cluster {
         latency
     }
 
-    /// The NIC of a rank in its node; all that a rank has to itself count as one.
+    /// The NIC of a rank in its node; several NICs that a rank has to itself count as one.
     pub fn nic_of(&self, rank: u32) -> u32 {
         let nics = self.nics_apart();
         ((rank % self.per_node) * nics / self.spec.gpus_per_node).min(nics.saturating_sub(1))
     }
 
-    /// NICs of a node, those of one GPU counted as one.
+    /// NICs of a node, all NICs of one GPU counted as one.
     pub fn nics_apart(&self) -> u32 {
         self.spec.scale_out.as_ref().map_or(0, |out| out.nics_per_node.min(self.spec.gpus_per_node))
     }
 
-    /// Bytes a second that a link carries in its direction; all uplinks of a switch are one. Hashed flows that collide on
-    /// these get less: see [`collisions`](Cluster::collisions).
+    /// Bytes a second that a link carries in its direction; all uplinks of a switch count as one link. Hashed flows
+    /// that collide there get less: see [`collisions`](Cluster::collisions).
     pub fn capacity(&self, link: Link) -> BytesPerSec {
         let up = &self.spec.scale_up;
         match link {
             Link::Out(_) | Link::In(_) => up.bandwidth.value.max(up.p2p.value),
-            // Rings over all peers reach more of a link than a send alone.
+            // Rings over all peers get more out of a link than a send alone.
             Link::Peer(..) => up.per_peer.as_ref().map_or(up.p2p.value, |peer| {
                 peer.value.max(up.bandwidth.value * (1.0 / f64::from(self.spec.gpus_per_node.saturating_sub(1).max(1))))
             }),
@@ -172,14 +175,15 @@ impl Cluster {
         }
     }
 
-    /// Bytes a second of all links of a rank inside its node, and of its part of the node's NICs; no bound without a network.
+    /// Bytes a second of all links of a rank inside its node, and of its part of the node's NICs; infinity without a
+    /// network.
     pub fn rates_of_a_rank(&self) -> [f64; 2] {
         let network = self.spec.scale_out.as_ref().zip(self.nics_per_rank());
         let outside = network.map_or(f64::INFINITY, |(out, nics)| out.achieved.value.value() * nics);
         [self.capacity(Link::Out(0)).value(), outside]
     }
 
-    /// Links of the graph, each direction one; none where there is no graph.
+    /// Links of the graph between nodes or chips, each direction one; 0 where there is no graph.
     pub fn wires(&self) -> u64 {
         self.spec.graph.as_ref().map_or(0, graph::wires)
     }
@@ -195,9 +199,9 @@ impl Cluster {
         out.achieved.value * (nics / self.switches(tier) / pod.oversubscription.value)
     }
 
-    /// How much longer the last of some hashed flows takes over an uplink than all of them would if they were spread evenly, 1
-    /// over any other link. `flows`: of everyone over the uplinks of the switch. A flow that has few others beside it is taken
-    /// to fill an uplink, as a NIC of the same rate does.
+    /// The factor by which the last of some hashed flows takes longer over an uplink than all of them would if they
+    /// were spread evenly; 1 for any other link. `flows`: the flows of everyone over the uplinks of the switch. A flow
+    /// that has few others beside it is taken to fill an uplink, as a NIC of the same rate does.
     pub fn collisions(&self, link: Link, flows: f64) -> f64 {
         match link {
             Link::Up { tier, .. } | Link::Down { tier, .. } => self.collide(&self.spec.pods[tier as usize], flows),
@@ -205,7 +209,7 @@ impl Cluster {
         }
     }
 
-    /// The same over the uplinks of a switch of a tier.
+    /// [`collisions`](Cluster::collisions) on the uplinks of a switch below `pod`.
     fn collide(&self, pod: &Pod, flows: f64) -> f64 {
         match (self.spec.scale_out.as_ref().map(|out| out.routing), &pod.uplinks) {
             (Some(Routing::Ecmp { subflows }), Some(uplinks)) => {
@@ -216,13 +220,14 @@ impl Cluster {
         }
     }
 
-    /// The same where so many `flows` leave for every `inside` GPUs of a pod.
+    /// [`collisions`](Cluster::collisions) of a tier where `flows` flows leave for every `inside` GPUs of a pod.
     pub(super) fn collide_all(&self, tier: usize, flows: f64, inside: f64) -> f64 {
         let pod = &self.spec.pods[tier];
         self.collide(pod, flows * f64::from(pod.gpus) / inside / self.switches(tier))
     }
 
-    /// Of the GPUs whose switch an uplink is of, those that are in a group, and all of them; none of any other link.
+    /// GPUs below the switch that an uplink belongs to: those of them that are among `members`, and all of them. `None`
+    /// for a link that is no uplink.
     pub fn below(&self, link: Link, members: &[u32]) -> Option<[f64; 2]> {
         let (Link::Up { tier, pod, rail } | Link::Down { tier, pod, rail }) = link else { return None };
         let (gpus, rails) = (self.spec.pods[tier as usize].gpus, self.switches(tier as usize));
@@ -230,7 +235,7 @@ impl Cluster {
         Some([members.iter().filter(is_below).count() as f64, f64::from(gpus) / rails])
     }
 
-    /// Switches of a pod: one for every rail of the innermost.
+    /// Switches of a pod: in the innermost tier one for every rail, else one.
     fn switches(&self, tier: usize) -> f64 {
         let rails = tier == 0 && self.spec.scale_out.as_ref().is_some_and(|out| out.rails);
         if rails { f64::from(self.nics_apart()) } else { 1.0 }

@@ -1,8 +1,9 @@
-//! When messages arrive over links that take one at a time: every rank has one, with a way out and a way in.
+//! The arrival of messages over links that take one message at a time: every rank has a link, with a way out and a way
+//! in.
 
 use crate::spec::Throttle;
 
-/// How far each way of each link is given away.
+/// The time, in s, until which each way of each link is taken.
 #[derive(Debug, Clone)]
 pub struct Ports {
     throttle: Throttle,

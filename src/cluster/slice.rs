@@ -2,12 +2,12 @@
 
 use crate::spec::{Graph, GraphShape};
 
-/// Cubes of so many vertices along an edge are joined by optical switches in tori of three dims, which close the rings of
-/// any block of whole cubes (Jouppi et al., arXiv:2304.01433, section 2).
+/// Vertices along an edge of the cubes that optical switches join in tori of three dims. The switches close the rings
+/// of any block of whole cubes (Jouppi et al., arXiv:2304.01433, section 2).
 const CUBE: u32 = 4;
 
-/// The block of `gpus` vertices that is nearest to a cube or square; none where there is none, where the graph is none
-/// that blocks are cut from, or all of it is used.
+/// The block of `gpus` vertices that is nearest to a cube or square; `None` where no block has `gpus` vertices, where
+/// blocks are not cut from such a graph, or where all of it is used.
 pub fn slice(graph: &Graph, gpus: u32) -> Option<Graph> {
     let GraphShape::Torus(all) = &graph.shape else { return None };
     if all.iter().map(|&d| u64::from(d)).product::<u64>() <= u64::from(gpus) {
@@ -27,7 +27,7 @@ pub fn slice(graph: &Graph, gpus: u32) -> Option<Graph> {
     Some(Graph { shape, ..graph.clone() })
 }
 
-/// Dims of all blocks of so many vertices, none longer than those they are cut from.
+/// The dims of all blocks of `gpus` vertices, none longer than the dims they are cut from.
 fn blocks(all: &[u32], gpus: u32) -> Vec<Vec<u32>> {
     let Some((&most, rest)) = all.split_first() else { return if gpus == 1 { vec![vec![]] } else { vec![] } };
     let with = |first: u32| blocks(rest, gpus / first).into_iter().map(move |dims| [vec![first], dims].concat());

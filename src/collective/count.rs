@@ -48,8 +48,8 @@ fn dtype(plan: &Plan, place: &Place) -> Dtype {
     plan.tensors[place.tensor as usize].dtype
 }
 
-/// Bytes of a row's values and of the numbers of its choices, as an exchange carries them. A token's numbers may go
-/// one by one.
+/// Bytes of a row's values, and of the numbers that its choices have, as an exchange carries them; a token's numbers
+/// may travel one by one.
 pub fn carried(plan: &Plan, line: &Line, node: usize) -> [u64; 2] {
     let OpKind::Exchange { wire, .. } = &line.nodes[node].op.kind else { return [0, 0] };
     let travels = |(from, to): (&Place, &Place)| {

@@ -17,7 +17,7 @@ pub struct Message {
     pub rows: Vec<RowId>,
 }
 
-/// Messages that are all there before the next round begins.
+/// A round: messages that are all there before the next round begins.
 pub type Round = Vec<Message>;
 
 /// The rounds of an exchange; none of their messages is empty, and none is to its own sender.
@@ -48,14 +48,14 @@ pub fn rounds(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Round> {
     rounds
 }
 
-/// What a rank handles in an exchange: rows that it takes up, sends, takes in and lays down.
+/// The rows that a rank handles in an exchange: it takes them up, sends, takes in and lays down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Load {
     pub phase: Phase,
-    /// Of the rows' values.
+    /// Dtype of the rows' values.
     pub dtype: Dtype,
     pub held: u64,
-    /// By round.
+    /// Rows sent, and taken in, in each round.
     pub sent: Vec<u64>,
     pub taken: Vec<u64>,
     pub landed: u64,
@@ -68,13 +68,13 @@ impl Load {
         self.held + self.sent.iter().chain(&self.taken).sum::<u64>() + self.landed
     }
 
-    /// As a measured curve counts it: rows and bytes.
+    /// The size by which a measured curve counts it: rows and bytes.
     pub fn size(&self) -> [f64; 2] {
         [self.rows() as f64, (self.rows() * self.row) as f64]
     }
 }
 
-/// What `rank` handles in op `node`, whose `rounds` are those of its route; none where the op is no exchange.
+/// The load of `rank` in op `node`, whose `rounds` are those of its route; `None` where the op is no exchange.
 pub fn load(plan: &Plan, line: &Line, (node, rank): (usize, u32), rounds: &[Round]) -> Option<Load> {
     let OpKind::Exchange { route, algo, phase, .. } = &line.nodes[node].op.kind else { return None };
     let (route, here) = (plan.route_of(*route, rank), place_of(&plan.views, rank));
@@ -99,12 +99,12 @@ pub fn load(plan: &Plan, line: &Line, (node, rank): (usize, u32), rounds: &[Roun
     })
 }
 
-/// A row for each token and slot.
+/// The rows of `src` for `dst`, one for each token and slot.
 fn copies(route: &Route, src: u32, dst: u32) -> Vec<RowId> {
     route.rank_slots(dst).flat_map(|slot| of_slot(route, src, slot)).collect()
 }
 
-/// Each token once.
+/// The rows of `src` for `dst`, one for each token.
 fn unique(route: &Route, src: u32, dst: u32) -> Vec<RowId> {
     route.row_list(src, route.rank_slots(dst)).into_iter().map(|t| RowId::token(src, t)).collect()
 }
@@ -118,13 +118,13 @@ fn pairwise(route: &Route, rows: impl Fn(u32, u32) -> Vec<RowId>) -> Round {
     (0..route.ranks).flat_map(to).map(|(from, to)| Message { from, to, rows: rows(from, to) }).collect()
 }
 
-/// A message for each row.
+/// A round with a message for each row.
 fn one_by_one(route: &Route) -> Round {
     let single = |m: Message| m.rows.into_iter().map(move |row| Message { from: m.from, to: m.to, rows: vec![row] });
     pairwise(route, |src, dst| copies(route, src, dst)).into_iter().flat_map(single).collect()
 }
 
-/// Between nodes to the rank of the same place, from there to the ranks of the node.
+/// The rounds of rows that go between nodes to the rank of the same place, and from there to the ranks of the node.
 fn forwarded(
     route: &Route,
     to_node: impl Fn(u32, u32) -> Vec<RowId>,

@@ -20,19 +20,19 @@ use std::ops::Range;
 
 pub use nccl::{Choice, Comm, LinkTime, choices, chosen, collective, collective_by, p2p};
 
-/// What moves, as nccl-tests has it.
+/// An operation among members, as nccl-tests has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     Whole(CollectiveKind),
-    /// From the first member to all.
+    /// Data go from the first member to all.
     Broadcast,
-    /// From every member to the next.
+    /// Data go from every member to the next.
     SendRecv,
 }
 
 impl Operation {
-    /// Bus bandwidth over algorithm bandwidth among `n`: what makes figures of different `n` alike (nccl-tests,
-    /// doc/PERFORMANCE.md).
+    /// Bus bandwidth over algorithm bandwidth among `n` members: the factor that makes figures of different `n` alike
+    /// (nccl-tests, doc/PERFORMANCE.md).
     pub fn bus_factor(self, n: f64) -> f64 {
         match self {
             Operation::Whole(CollectiveKind::AllReduce) => 2.0 * (n - 1.0) / n,
@@ -42,17 +42,17 @@ impl Operation {
     }
 }
 
-/// Who sends to whom.
+/// The pattern by which members send to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
     Ring,
     /// Chains inside nodes, two binary trees between them.
     Tree,
-    /// The switch of a node adds up.
+    /// The switch of a node adds up, for members in one node.
     Nvls,
-    /// It does inside nodes, and trees do between them.
+    /// Switches add up inside nodes, trees between them.
     NvlsTree,
-    /// Every two members.
+    /// Every member sends to every other.
     Pairwise,
     /// Members 1, 2, 4, .. apart, the farthest first: NCCL's parallel aggregated trees, among nodes of which each has one
     /// member.
@@ -75,9 +75,9 @@ impl Algorithm {
     }
 }
 
-/// How NCCL marks what has arrived.
+/// NCCL's protocol: how data that have arrived are told from those that have not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mark {
+pub enum Protocol {
     /// A flag with every 4 bytes of data: lines of 8.
     Ll,
     /// A flag with every 120 bytes of data: lines of 128.
@@ -86,12 +86,12 @@ pub enum Mark {
     Simple,
 }
 
-impl Mark {
+impl Protocol {
     pub fn name(self) -> &'static str {
         match self {
-            Mark::Ll => "LL",
-            Mark::Ll128 => "LL128",
-            Mark::Simple => "Simple",
+            Protocol::Ll => "LL",
+            Protocol::Ll128 => "LL128",
+            Protocol::Simple => "Simple",
         }
     }
 }
@@ -106,7 +106,7 @@ pub struct Hop {
     pub from: usize,
     pub to: usize,
     pub part: usize,
-    /// The receiver adds what arrives to what it has.
+    /// Whether the receiver adds what arrives to what it has.
     pub reduce: bool,
 }
 

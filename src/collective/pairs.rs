@@ -1,4 +1,4 @@
-//! What an all-to-all puts on every link, counted and not listed: 100,000 members make 10^10 flows.
+//! The bytes that an all-to-all puts on every link, counted and not listed: 100,000 members make 10^10 flows.
 //!
 //! The slow twin is [`streams`](super::streams) with a flow for every two members.
 
@@ -31,9 +31,9 @@ struct Pairs<'a> {
     on_node: BTreeMap<u32, Vec<u32>>,
     on_nic: Counts<(u32, u32)>,
     on_rail: BTreeMap<u32, u64>,
-    /// What changes rails does so inside the node, see [`Cluster::path`].
+    /// Whether a message changes rails inside the node, see [`Cluster::path`].
     detours: bool,
-    /// Ordered pairs over each link.
+    /// Ordered pairs of members whose way crosses each link.
     crossing: Counts<Link>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// Out of nodes and into them, and to the GPU on the right rail before that.
+    /// Counts the links out of nodes and into them, and those to the GPU on the right rail before that.
     fn nics(&mut self) {
         let rails: Vec<u32> = self.on_rail.keys().copied().collect();
         for (node, here) in self.on_node.clone() {
@@ -101,12 +101,13 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// A pair crosses the uplinks of a tier unless both ends are in one pod, on one rail where the tier has rails.
+    /// Counts the uplinks of pods: a pair crosses those of a tier unless both ends are in one pod, and on one rail
+    /// where the tier has rails.
     fn pods(&mut self) {
         let rails = self.cluster.spec.scale_out.as_ref().is_some_and(|out| out.rails);
         for (tier, pod) in (0u32..).zip(&self.cluster.spec.pods) {
             let split = rails && tier == 0;
-            // Who changes rails inside the node leaves it on the rail of the other.
+            // A message that changes rails inside the node leaves it on the rail of the other end.
             let apart = split && !self.detours;
             let key = |m: u32| (m / pod.gpus, if apart { self.cluster.nic_of(m) } else { 0 });
             let (mut in_pod, mut near) = (Counts::default(), Counts::default());
@@ -134,7 +135,7 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// Out of the pods of the first tier, each pair on the rail of its receiver.
+    /// Counts the links out of the pods of the first tier, each pair on the rail of its receiver.
     fn rails_up(&mut self, gpus: u32) {
         let (mut in_pod, mut near) = (Counts::default(), Counts::default());
         for &m in self.members {
@@ -151,7 +152,7 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// Over a graph between nodes: all pairs of two nodes go the same way.
+    /// Counts the wires of a graph between nodes: all pairs of two nodes go the same way.
     fn wires(&mut self) {
         let nodes: Vec<(u32, u64)> = self.on_node.values().map(|here| (here[0], here.len() as u64)).collect();
         for (&(a, from), &(b, to)) in

@@ -2,7 +2,7 @@
 
 use super::Hop;
 
-/// n - 1 rounds, no member idle in any.
+/// The rounds: n - 1 of them, no member idle in any.
 pub fn all_to_all(n: usize) -> Vec<Vec<Hop>> {
     let hop = |from: usize, by: usize| {
         let to = (from + by) % n;

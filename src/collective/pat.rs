@@ -4,13 +4,13 @@
 //! The part of the member that is j behind has come over one hop for each bit of j, that of the highest bit first: so the
 //! last of them, which brings it here, is as long as the lowest bit of j. Far hops carry few parts, near ones many.
 
-/// How far apart those are whom a member sends to, the farthest first, and how many of the `n` parts go there.
+/// The distances over which a member sends, the farthest first, and how many of the `n` parts go over each.
 pub fn sends(n: usize) -> Vec<(usize, usize)> {
     let mut apart = n.next_power_of_two();
     let mut all = vec![];
     while apart > 1 {
         apart /= 2;
-        // Odd multiples of it below n.
+        // The parts that are an odd multiple of the distance behind, below n.
         let parts = ((n - 1) / apart).div_ceil(2);
         if parts > 0 {
             all.push((apart, parts));
@@ -19,7 +19,7 @@ pub fn sends(n: usize) -> Vec<(usize, usize)> {
     all
 }
 
-/// How many parts leave each group of `inside` members that stand side by side, over the `n` parts that each receives.
+/// Parts that leave each group of `inside` members that stand side by side, over the `n` parts that each receives.
 pub fn leaving(n: usize, inside: usize) -> f64 {
     let parts = sends(n).into_iter().map(|(apart, parts)| apart.min(n - apart).min(inside) * parts);
     parts.sum::<usize>() as f64 / n as f64

@@ -2,13 +2,13 @@
 
 use super::Hop;
 
-/// n - 1 rounds; member i ends with the sum of part i.
+/// The rounds: n - 1 of them; member i ends with the sum of part i.
 pub fn reduce_scatter(n: usize) -> Vec<Vec<Hop>> {
     // The part that ends at i starts at i + 1 and is added to on its way around.
     ring(n, |from, round| (from + 2 * n - 1 - round) % n, true)
 }
 
-/// n - 1 rounds; member i starts with part i.
+/// The rounds: n - 1 of them; member i starts with part i.
 pub fn all_gather(n: usize) -> Vec<Vec<Hop>> {
     ring(n, |from, round| (from + n - round) % n, false)
 }

@@ -1,4 +1,4 @@
-//! What a collective sends over which links: the flows of its steady state, for whoever lets them share.
+//! The flows that a collective sends over links in its steady state, for whoever lets them share the links.
 //!
 //! A chunked collective keeps all its hops busy at once, so what counts for bandwidth is how much goes over each link in
 //! all; what it takes to fill the pipeline is the latency of the analytic model.
@@ -8,14 +8,14 @@ use crate::cluster::{Cluster, Link};
 use crate::plan::CollectiveKind;
 use std::collections::BTreeMap;
 
-/// Bytes over a chain of links.
+/// Bytes that flow over a chain of links.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stream {
     pub links: Vec<Link>,
     pub bytes: f64,
 }
 
-/// The flows of `bytes` (of the full buffer) among the members.
+/// The flows of a collective of `bytes` (of the full buffer) among the members.
 pub fn streams(cluster: &Cluster, algorithm: Algorithm, op: Operation, members: &[u32], bytes: f64) -> Vec<Stream> {
     let flows = Flows { cluster, members, sent: BTreeMap::new(), extra: vec![] };
     let n = members.len() as f64;
@@ -53,8 +53,8 @@ impl Flows<'_> {
         }
     }
 
-    /// To the next member of a chain or ring on `node`. Where every peer has links of its own, other rings have other
-    /// neighbours, and together they go over all of them.
+    /// Adds a flow to the next member of a chain or ring on `node`. Where every peer has links of its own, other rings
+    /// have other neighbours, and together they go over all of them.
     fn onward(&mut self, node: &[u32], [from, to]: [u32; 2], bytes: f64) {
         match self.cluster.spec.scale_up.per_peer {
             None => self.send(from, to, bytes),
@@ -71,20 +71,20 @@ impl Flows<'_> {
         self.sent.iter().map(stream).chain(self.extra.iter().cloned()).collect()
     }
 
-    /// The members of each node.
+    /// The members of each node, node by node.
     fn nodes(&self) -> Vec<Vec<u32>> {
         let mut nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         self.members.iter().for_each(|&m| nodes.entry(self.cluster.node_of(m)).or_default().push(m));
         nodes.into_values().collect()
     }
 
-    /// Channels that leave nodes by different NICs: as many as the smallest node has members.
+    /// Number of channels that leave nodes by different NICs: as many as the smallest node has members.
     fn channels(nodes: &[Vec<u32>]) -> usize {
         if nodes.len() < 2 { 1 } else { nodes.iter().map(Vec::len).min().unwrap_or(1) }
     }
 
-    /// The order in which a channel goes through a node. Every second node is walked backwards, so that a ring enters
-    /// where it left the node before, on the same rail.
+    /// The order in which a channel goes through a node. Every second node is walked backwards, so that a ring enters a
+    /// node on the rail on which it left the one before.
     fn walk(node: &[u32], at: usize, channel: usize) -> Vec<u32> {
         let n = node.len();
         let mut order: Vec<u32> = (0..n).map(|i| node[(channel + i) % n]).collect();
@@ -94,7 +94,7 @@ impl Flows<'_> {
         order
     }
 
-    /// Rings: every member sends so many bytes to the next. An open one ends before it would close.
+    /// Rings: every member sends `bytes` to the next. An open ring ends before it would close.
     fn rings(mut self, bytes: f64, open: bool) -> Vec<Stream> {
         let nodes = self.nodes();
         let channels = Self::channels(&nodes);
@@ -113,7 +113,7 @@ impl Flows<'_> {
         self.done()
     }
 
-    /// Every member sends parts of so many bytes to those that are powers of two further on.
+    /// PAT: every member sends parts of `part` bytes to the members that are powers of two further on.
     fn pat(mut self, part: f64) -> Vec<Stream> {
         let n = self.members.len();
         for (apart, parts) in pat::sends(n) {
@@ -135,7 +135,7 @@ impl Flows<'_> {
         self.done()
     }
 
-    /// Chains inside nodes, two trees between their heads; all that goes up comes down.
+    /// Chains inside nodes, and two trees between their heads; all that goes up comes down.
     fn trees(mut self, bytes: f64) -> Vec<Stream> {
         let nodes = self.nodes();
         let channels = Self::channels(&nodes);

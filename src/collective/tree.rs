@@ -1,13 +1,13 @@
 //! Two binary trees over the same members (Sanders, Speck and Traeff, Parallel Computing 35, 2009; NCCL 2.4): whoever is
 //! an inner vertex of one is a leaf of the other, so that half of the data over each keeps every port busy both ways.
 
-/// The parent of each of `n` members in the first tree; the root has none. Members stand in order, vertex v at the
+/// The parent of each of `n` members in the first tree; `None` for the root. Members stand in order, vertex v at the
 /// height of its lowest set bit; member 0 is above the vertex in the middle.
 pub fn first(n: usize) -> Vec<Option<usize>> {
     (0..n).map(|v| parent(v, n)).collect()
 }
 
-/// The same of the second tree: mirrored where the number is even, shifted by one where it is odd.
+/// The parent of each member in the second tree: mirrored where the number is even, shifted by one where it is odd.
 pub fn second(n: usize) -> Vec<Option<usize>> {
     let image = |v: usize| if n.is_multiple_of(2) { n - 1 - v } else { (v + 1) % n };
     let mut parents = vec![None; n];

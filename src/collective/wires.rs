@@ -1,7 +1,7 @@
-//! What the wires of a network that is a graph leave to a collective that has them to itself. NICs alone do not say: over a
-//! ring of switches an all-to-all of eight nodes crosses each wire many times.
+//! The time that the wires of a network that is a graph need for a collective that has them to itself. NICs alone do
+//! not say it: over a ring of switches an all-to-all of eight nodes crosses each wire many times.
 //!
-//! Which algorithm runs is chosen without them: NCCL's tuner knows NICs, and no network.
+//! The choice of the algorithm does not look at wires: NCCL's tuner knows NICs, and no network.
 
 use super::streams::{loads, streams};
 use super::{Algorithm, Operation, pairs};
@@ -15,7 +15,7 @@ pub fn join_nodes(cluster: &Cluster) -> bool {
     cluster.spec.graph.is_some() && cluster.spec.scale_out.is_some()
 }
 
-/// For how long the busiest wire is busy with `bytes` of the full buffer.
+/// How long the busiest wire is busy with a collective of `bytes` (of the full buffer); 0 where no wires join nodes.
 pub fn busy(cluster: &Cluster, op: Operation, algorithm: Algorithm, members: &[u32], bytes: Bytes) -> Seconds {
     if !join_nodes(cluster) {
         return Seconds::ZERO;
@@ -30,13 +30,14 @@ pub fn busy(cluster: &Cluster, op: Operation, algorithm: Algorithm, members: &[u
     )
 }
 
-/// The same where each of `members` sends so many `bytes` to those on other nodes, as many to one as to another.
+/// How long the busiest wire is busy where each of `members` sends `bytes` to those on other nodes, as many to one as
+/// to another; 0 where no wires join nodes.
 pub fn busy_with_rows(cluster: &Cluster, members: &[u32], bytes: f64) -> Seconds {
     if !join_nodes(cluster) {
         return Seconds::ZERO;
     }
     let on_nodes = cluster.on_nodes(members);
-    // Of all members alike, the mean over them.
+    // The mean over all members, which are taken as alike.
     let n = members.len() as f64;
     let away: f64 = on_nodes.iter().map(|(_, on)| f64::from(*on) * (n - f64::from(*on))).sum::<f64>() / n;
     if away > 0.0 { busiest(cluster, pairs::loads(cluster, members, bytes / away)) } else { Seconds::ZERO }

@@ -1,7 +1,7 @@
 //! Several programs: a walker for the ranks of each, and what passes between them.
 //!
-//! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
-//! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
+//! A walker goes on until its crew needs something of another ([`Crews`]). The bytes of a crossing set off when its
+//! last member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
 use super::guess::Guess;
 use super::ranks::{Held, Stamp, raise};
@@ -22,7 +22,7 @@ use crate::timeline::Usage;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// Costs a plan of several programs.
+/// Costs a plan of several programs. Errors: a deadlock, those of [`Acts::sheet`], a step longer than can be told.
 pub fn run(
     plan: &Plan,
     machine: Machine,
@@ -65,7 +65,7 @@ pub fn run(
     }
 }
 
-/// The classes of each program, as folds of their own.
+/// The classes of each program, as a fold of its own.
 fn parts(plan: &Plan, fold: &Fold) -> Vec<Fold> {
     let none = || Fold { representatives: vec![], multiplicity: vec![], class_of: vec![NOBODY; fold.class_of.len()] };
     let mut parts: Vec<Fold> = plan.programs.iter().map(|_| none()).collect();
@@ -82,10 +82,10 @@ fn parts(plan: &Plan, fold: &Fold) -> Vec<Fold> {
     parts
 }
 
-/// A rank of another program has no class here.
+/// In place of a class: that of a rank of another program.
 const NOBODY: u32 = u32::MAX;
 
-/// A class: its crew, and its number there.
+/// Where a class of the whole fold is: its crew, and its number there.
 #[derive(Debug, Clone, Copy)]
 struct PlaceOf {
     crew: usize,
@@ -102,7 +102,7 @@ fn places(plan: &Plan, fold: &Fold) -> Vec<PlaceOf> {
     fold.representatives.iter().map(place).collect()
 }
 
-/// A crossing of a crew, class after class.
+/// A crossing that a crew has posted; its lists have an entry for each class of the crew.
 pub(super) struct Posted<'p> {
     crew: usize,
     op: &'p Op,
@@ -110,15 +110,15 @@ pub(super) struct Posted<'p> {
     reads: Vec<Atoms>,
     writes: Vec<Atoms>,
     pub starts: Vec<Stamp>,
-    /// What led to them.
+    /// The paths that led to the starts.
     pub paths: Vec<Path>,
-    /// When the bytes that are the last to arrive set off, and what had made late whoever came last.
+    /// When the bytes that arrive last set off, and the lane that had made late whoever came last.
     pub readies: Vec<Stamp>,
     pub ends: Vec<u64>,
 }
 
 impl Posted<'_> {
-    /// When it was over in each class, and what that waited for.
+    /// When the crossing was over in each class, and its lane; where no time passed, what it had waited for.
     fn ended(&self) -> impl Iterator<Item = Stamp> {
         self.starts.iter().zip(&self.ends).map(|(start, &end)| start.or_later(end, self.lane))
     }
@@ -127,19 +127,19 @@ impl Posted<'_> {
 struct Across<'p> {
     plan: &'p Plan,
     atoms: &'p AtomTable,
-    /// Where each class of the whole fold is.
+    /// Where each class of the whole fold is: its crew, and its number there.
     at: Vec<PlaceOf>,
-    /// Of all classes.
+    /// The acts of all classes of the whole fold.
     acts: Acts<'p>,
     machine: Machine<'p>,
     host_launch: u64,
     walkers: Vec<Walker<'p>>,
     posts: Vec<Posted<'p>>,
-    /// Of each crew, the crossings that have not ended.
+    /// The crossings of each crew that have not ended.
     open: Vec<BTreeSet<PostId>>,
-    /// What crossings count, by class of the whole fold.
+    /// What crossings add to usages, by class of the whole fold.
     extra: Vec<Usage>,
-    /// Finds what can be taken in one stride; none where that is not asked for.
+    /// Finds periods that can be taken in one stride; `None` where strides are not asked for.
     steady: Option<Steady>,
 }
 
@@ -295,13 +295,13 @@ impl<'p> Watch<'p> for Across<'p> {
 }
 
 impl Across<'_> {
-    /// What an op reads and writes.
+    /// The atoms that an op reads, and those that it writes.
     fn atoms_of(&self, op: &Op) -> [Vec<Atoms>; 2] {
         let atoms = |buf: Buf| self.atoms.place(self.plan, buf, &[]).atoms;
         [op.reads().map(atoms).collect(), op.writes().map(atoms).collect()]
     }
 
-    /// Adds to what crossings count.
+    /// Adds `by` to a sum of a class, for what a crossing did.
     fn add(&mut self, class: usize, sum: Sum, by: f64) {
         *sum.of(&mut self.extra[class]) += by;
         if let Some(steady) = &mut self.steady {
@@ -309,7 +309,7 @@ impl Across<'_> {
         }
     }
 
-    /// Notes that a class communicates on `lane`.
+    /// Notes that a class communicates on `lane` for `time`.
     fn count(&mut self, class: usize, lane: u16, time: &LinkTime) {
         let s = time.total().value();
         if let Lane::Comm(group, _) = &self.plan.lanes[lane as usize] {
@@ -318,7 +318,7 @@ impl Across<'_> {
         self.add(class, Sum::Provenance(time.provenance as usize), s);
     }
 
-    /// Notes the earliest start of what a crew has posted and what has not ended.
+    /// Notes the earliest start of the crossings of a crew that were posted and have not ended.
     fn look(&mut self, crew: usize) {
         let Some(guess) = &mut self.walkers[crew].ranks.guess else { return };
         guess.posted.fill(u64::MAX);
@@ -328,7 +328,7 @@ impl Across<'_> {
         }
     }
 
-    /// Classes of a crew: their numbers in the whole fold and in the crew.
+    /// The classes of a crew: their numbers in the whole fold and in the crew.
     fn classes_of(&self, crew: usize) -> Vec<(usize, usize)> {
         let own = self.at.iter().enumerate().filter(|(_, at)| at.crew == crew);
         own.map(|(global, at)| (global, at.class)).collect()
@@ -340,7 +340,7 @@ impl Across<'_> {
         (rows * tensor.row_len(), tensor.dtype)
     }
 
-    /// The part of a class in a collective: its crossing, its number in its crew, and the ports it uses.
+    /// The part of a class in a collective: its crossing, its number in its crew, and the ports it uses, a bit each.
     fn part(&self, posts: &[PostId], class: u32, members: &[u32]) -> (PostId, usize, u8) {
         let at = self.at[class as usize];
         let post = posts.iter().find(|&&post| self.posts[post].crew == at.crew);
@@ -350,7 +350,8 @@ impl Across<'_> {
         (*post.expect("every crew of a gang takes part"), at.class, ports)
     }
 
-    /// Bytes set off when the last of `ends` (crossing, class, ports) has started, as in a walk.
+    /// Notes when the bytes of one meeting of crossings arrive: they set off when the last of `ends` (crossing, class,
+    /// ports) has started, as in a walk.
     fn arrive(&mut self, time: &LinkTime, ends: &[(PostId, usize, u8)]) {
         let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
         let start = |post: PostId, class: usize| self.posts[post].starts[class];
@@ -384,7 +385,7 @@ impl Across<'_> {
             let spell = Spell { from: off, to: off + longest, lane };
             numbers(ports).for_each(|port| ranks.hold(class, port, spell, transfer));
             let (end, post) = (off + latency + longest, &mut self.posts[post]);
-            // Of messages that arrive at the same moment, the one that set off last.
+            // Of messages that arrive at the same moment, the one that set off last counts.
             let ready = Stamp::new(ready, made_late);
             if (end, ready) > (post.ends[class], post.readies[class]) {
                 (post.readies[class], post.ends[class]) = (ready, end);

@@ -1,4 +1,5 @@
-//! How the iterations of a call are alike: the slots that they touch, of which walks bind others every time.
+//! How the iterations of a call are alike: the slots that they touch, and the arguments that *walk*, that is, bind
+//! another slot every time.
 
 use crate::plan::link::{Env, resolve};
 use crate::plan::*;
@@ -11,11 +12,11 @@ use std::rc::Rc;
 pub struct Name {
     pub of: TensorRef,
     pub slot: u32,
-    /// The lane of all ops of the block that touch its tensor, if that is one and is known.
+    /// The lane of all ops of the block that touch its tensor; `None` if there are several, or if that is not known.
     pub lane: Option<u16>,
 }
 
-/// Every slot that each block touches, in the names of its own tensors and formals.
+/// The slots that each block touches, in the names of its own tensors and formals.
 #[derive(Default)]
 pub struct Names {
     known: FxHashMap<BlockId, Rc<[Name]>>,
@@ -44,7 +45,7 @@ impl Names {
     }
 }
 
-/// What a name inside a call is to the caller: as many slots as the call's iterations bind.
+/// The names that the caller has for a name inside a call: as many slots as the call's iterations bind.
 fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Name> {
     let arg = match name.of {
         TensorRef::Tensor(_) => Arg::Buf { of: name.of, slot: 0 },
@@ -58,23 +59,23 @@ pub struct Walk {
     arg: Arg,
     pub tensor: TensorId,
     base: u32,
-    /// Where the stamps of the tensor's slot 0 are.
+    /// Where the stamps of the tensor's slot 0 begin, by cell (an atom of a class).
     pub first: usize,
-    /// Of a slot.
+    /// Cells of one slot.
     pub cells: usize,
 }
 
-/// Where the stamps of a name are.
+/// Where the stamps of a name are, by cell (an atom of a class).
 pub struct Cells {
-    /// Of the slot that the name means if its argument binds slot 0.
+    /// The first cell, if the name's argument binds slot 0.
     first: usize,
-    /// Of a slot.
+    /// Cells of one slot.
     cells: usize,
     arg: Option<Arg>,
     lane: Option<u16>,
-    /// Another slot in every iteration.
+    /// Whether the name means another slot in every iteration.
     pub walks: bool,
-    /// No other walk is over the same tensor.
+    /// Whether no other walk is over the same tensor.
     pub alone: bool,
 }
 
@@ -84,7 +85,8 @@ impl Cells {
         first..first + self.cells
     }
 
-    /// Where it is in the first of some iterations and how far it goes on in each, if it does not turn round.
+    /// The first cell in the first of these iterations, and how far it moves in each; `None` if the walk turns round in
+    /// between, or if the name does not walk.
     pub fn pace(&self, iterations: Range<u32>) -> Option<(usize, isize)> {
         let Some(Arg::Each { step, .. }) = self.arg else { return None };
         let [first, last] = [iterations.start, iterations.end - 1].map(|i| self.of(i).start);
@@ -95,14 +97,14 @@ impl Cells {
 
 /// A call whose iterations are alike but for the slots that walks bind.
 pub struct Alike {
-    /// By name.
+    /// The cells of every name, in the order of the names.
     pub cells: Vec<Cells>,
-    /// The cells of those that always mean the same slot: each once, and as few runs of them as can be.
+    /// The cells of names that mean the same slot in every iteration: each once, in as few runs as can be.
     pub fixed: Vec<Range<usize>>,
     pub walks: Vec<Walk>,
-    /// Iterations back to the last one that touched what a walk comes upon.
+    /// How many iterations back the slot that a walk comes upon was touched last, the most of all walks; at least 1.
     pub lag: u32,
-    /// The lane of each cell, as that of its name; those of `fixed` first, and then of names that walk.
+    /// The lane of each cell, which is that of its name: first the cells of `fixed`, then those of names that walk.
     pub lanes: Vec<Option<u16>>,
 }
 
@@ -111,7 +113,7 @@ impl Walk {
         self.base + self.arg.slot(i)
     }
 
-    /// The slots of some iterations, if they lie one behind the other.
+    /// The slots that the walk binds in these iterations, if they lie one behind the other.
     pub fn run(&self, iterations: Range<u32>) -> Option<Range<usize>> {
         let Arg::Each { step: 1 | -1, .. } = self.arg else { return None };
         let (a, b) = (self.slot(iterations.start) as usize, self.slot(iterations.end - 1) as usize);
@@ -120,8 +122,8 @@ impl Walk {
 }
 
 impl Alike {
-    /// None where slots meet in a way that changes from iteration to iteration. `cells`: where the stamps of a
-    /// tensor's slot 0 are, and how many there are of a slot.
+    /// How the iterations of a call with these names are alike; `None` where slots meet in a way that changes from
+    /// iteration to iteration. `cells`: the first cell of a tensor's slot 0, and the cells of one slot.
     pub fn of(
         names: &[Name],
         args: &[Arg],
@@ -157,7 +159,7 @@ impl Alike {
         }
         let (walking, fixed): (Vec<&Cells>, Vec<&Cells>) = alike.cells.iter().partition(|name| name.walks);
         alike.fixed = merged(fixed.iter().map(|name| name.of(0)).collect());
-        // Names of one tensor have the same lane.
+        // All names of one tensor have the same lane.
         let lane_of: FxHashMap<usize, Option<u16>> =
             fixed.iter().flat_map(|name| name.of(0).map(|cell| (cell, name.lane))).collect();
         alike.lanes.extend(alike.fixed.iter().flat_map(|run| run.clone().map(|cell| lane_of[&cell])));
@@ -168,8 +170,8 @@ impl Alike {
         Some(alike)
     }
 
-    /// Iterations back to the last one that touched what `walk` comes upon; 0 if it is always untouched,
-    /// none if that differs from iteration to iteration.
+    /// How many iterations back the slot that `walk` comes upon was touched last; 0 if it is always untouched, `None`
+    /// if that differs from iteration to iteration.
     fn lag_of(&self, walk: &Walk, repeat: u32) -> Option<u32> {
         let Arg::Each { first, step, of, .. } = walk.arg else { return Some(0) };
         let mut least = None;
@@ -186,13 +188,13 @@ impl Alike {
         Some(least.unwrap_or(0))
     }
 
-    /// Slots that walks bind in some iterations, in their order.
+    /// Slots that walks bind in these iterations, in their order.
     pub fn touched(&self, iterations: Range<u32>) -> impl Iterator<Item = (TensorId, u32)> {
         iterations.flat_map(|i| self.walks.iter().map(move |w| (w.tensor, w.slot(i))))
     }
 }
 
-/// Runs of cells, those that touch each other joined.
+/// Runs of cells in ascending order, those that touch or overlap joined.
 fn merged(mut runs: Vec<Range<usize>>) -> Vec<Range<usize>> {
     runs.sort_unstable_by_key(|run| run.start);
     let mut all: Vec<Range<usize>> = vec![];

@@ -1,9 +1,9 @@
-//! What of a plan's cost hangs on its structure alone, worked out once: classes, edges, who meets whom. Plans that
-//! differ in lengths, widths and the number of microbatches share it, and each takes a fraction of the time.
+//! The part of a plan's cost that hangs on its structure alone, worked out once: classes, edges, who meets whom. Plans
+//! that differ in lengths, widths and the number of microbatches share it, and each takes a fraction of the time.
 //!
-//! A body is linked once for each choice of tensors its formals are bound to (a *scene*). Which slots they are
-//! does not matter, as long as the same names mean the same atoms as at linking: that is looked at every time, and
-//! where it does not hold the plan is walked instead.
+//! A body is linked once for each choice of tensors its formals are bound to (a *scene*). Which slots these are does
+//! not matter, as long as the names of the ops mean the same atoms as at linking. That is checked every time; where it
+//! does not hold, the plan is walked instead.
 
 use super::alike::{Alike, Name, Names};
 use super::repeat::can_stride;
@@ -29,14 +29,15 @@ pub struct Frame {
     pub segments: Vec<Segment>,
     /// Names of kernels, by number.
     pub kernels: Vec<&'static str>,
-    /// Atoms of each slot of every tensor that makes ops wait for another lane; none of the others.
+    /// Atoms of one slot, by tensor: 0 for a tensor because of which no op waits for another lane.
     pub per_slot: Vec<u32>,
     pub known: RefCell<Known>,
-    /// By scene and op of a call: how its iterations are alike, where its arguments begin so.
+    /// How the iterations of a call are alike, by scene and op of the call: an entry for each choice of arguments.
     pub alike: RefCell<FxHashMap<(usize, u32), Vec<AlikeAt>>>,
 }
 
-/// Iterations that are alike, where the atoms of what arguments bind begin at these numbers.
+/// How the iterations of a call are alike where the atoms of what its arguments bind begin at these numbers; `alike` is
+/// `None` where slots meet in a way that changes from iteration to iteration.
 pub struct AlikeAt {
     pub begins: Vec<u32>,
     pub alike: Option<Rc<Alike>>,
@@ -46,13 +47,13 @@ pub struct AlikeAt {
 pub struct Scene {
     pub body: Option<BlockId>,
     pub parts: Vec<Step>,
-    /// What it touches, where a call repeats it.
+    /// The slots that the body touches; `None` where no call repeats it often enough for a stride.
     pub names: Option<Rc<[Name]>>,
 }
 
 pub enum Step {
     Segment(usize),
-    /// The op of the body that is the call.
+    /// A call: the op of the body that it is, and the scene that it goes through.
     Call {
         op: u32,
         scene: usize,
@@ -63,24 +64,24 @@ pub enum Step {
 pub struct Segment {
     pub body: Option<BlockId>,
     pub form: Form,
-    /// Its atoms are numbers of `atoms`.
+    /// The edges of the ops; atoms are numbers of `atoms` here.
     pub track: Track,
-    /// What its ops name, and the atoms of that.
+    /// Tensors and formals that the ops name, and the atoms of these that the track needs.
     names: Vec<TensorRef>,
     atoms: Vec<AtomAt>,
     apart: Vec<Apart>,
 }
 
-/// An atom so far behind the first one of what a formal is bound to, or of a tensor.
+/// An atom, counted from the first one of the tensor, or of the slot that a formal is bound to.
 #[derive(Debug, Clone, Copy)]
 struct AtomAt {
-    /// Number of the name.
+    /// Number of the name that it belongs to.
     of: u32,
     behind: u32,
 }
 
-/// How two things of one tensor that a segment names lay to each other at linking: so far apart, in atoms, and
-/// overlapping unless that is more than the atoms named of either.
+/// Two names of a segment that mean one tensor, and how far apart their first atoms were at linking: their atoms
+/// overlap unless that is more than the atoms named of either.
 struct Apart {
     of: [u32; 2],
     by: i64,
@@ -88,7 +89,8 @@ struct Apart {
 }
 
 impl Apart {
-    /// Whether names mean the same atoms, or other ones, as they did at linking.
+    /// Whether the two names mean the same atoms, or others, as they did at linking. `now`: how far apart their first
+    /// atoms are.
     fn holds(&self, now: i64) -> bool {
         let clear = |by: i64| by >= self.named[0] || -by >= self.named[1];
         now == self.by || (clear(now) && clear(self.by))
@@ -96,8 +98,8 @@ impl Apart {
 }
 
 impl Segment {
-    /// Finds what the numbers of its atoms mean now; false if names meet in another way than at linking. `firsts`: where
-    /// the atoms of each name begin, worked out once and not for each of them.
+    /// Writes to `now` which atom each number means under the bindings of the moment. False: names meet in another way
+    /// than at linking. `first`: the first atom of a name. `firsts`: room for these, each worked out once.
     pub fn place(&self, first: impl Fn(TensorRef) -> u32, firsts: &mut Vec<u32>, now: &mut Vec<u32>) -> bool {
         firsts.clear();
         firsts.extend(self.names.iter().map(|&name| first(name)));
@@ -109,8 +111,8 @@ impl Segment {
 }
 
 impl Frame {
-    /// Whether a plan can be costed on a frame: one program, ranks in step on devices of their own, no edges over
-    /// calls.
+    /// Whether a plan can be costed on a frame: one program, no routes, at most 200 lanes, ranks in step on devices of
+    /// their own, no edges of `after` over calls.
     pub fn fits(plan: &Plan, machine: Machine) -> bool {
         plan.routes.is_empty()
             && machine.devices.is_none()
@@ -119,7 +121,8 @@ impl Frame {
             && segment::show_all(plan)
     }
 
-    /// The frame of a plan that fits, its ranks folded in a given way.
+    /// The frame of a plan that [fits](Frame::fits), its ranks folded into the classes of `fold`. Errors: those of
+    /// [`Acts::sheet`].
     pub fn new(plan: &Plan, atoms: &AtomTable, machine: Machine, fold: Fold) -> Result<Frame> {
         let telling = Telling::new(plan);
         let per_slot = |t: TensorId| if telling.tells(t) { atoms.per_slot(t) } else { 0 };
@@ -144,7 +147,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// The ops that a body of these scenes has in a plan.
+    /// The ops of a scene's body in a plan; `None`: those of the program.
     pub fn ops(plan: &Plan, body: Option<BlockId>) -> &[Op] {
         body.map_or(&plan.programs[0].ops, |block| &plan.blocks[block as usize].ops)
     }
@@ -157,7 +160,7 @@ struct Making<'p> {
     telling: Telling,
     acts: Acts<'p>,
     names: Names,
-    /// By block and tensors bound.
+    /// Number of the scene, by block and tensors bound.
     made: FxHashMap<(BlockId, Vec<TensorId>), usize>,
 }
 
@@ -179,7 +182,7 @@ impl<'p> Making<'p> {
                     let inner = &self.plan.blocks[block as usize].ops;
                     let bound = bind(args, env, 0);
                     let scene = self.scene(frame, Some(block), inner, &bound)?;
-                    // Plans with more microbatches share the frame.
+                    // Plans with more microbatches share the frame: at least three are assumed.
                     let most = if is_of_microbatches(&self.plan.feed.given(), args) { repeat.max(3) } else { repeat };
                     if can_stride(most, inner) && frame.scenes[scene].names.is_none() {
                         frame.scenes[scene].names = Some(self.names(block, inner, &bound));
@@ -194,7 +197,8 @@ impl<'p> Making<'p> {
         Ok(number)
     }
 
-    /// What a body touches that tells lanes of each other.
+    /// The slots of a body whose tensors make ops of one lane wait for another's, each with the lane of all ops that
+    /// touch it.
     fn names(&mut self, block: BlockId, ops: &[Op], env: &Env) -> Rc<[Name]> {
         let (names, here) = (self.names.of(self.plan, block), Telling::of_body(self.plan, ops, env));
         let tensor = |name: &Name| resolve(name.of, env).0;
@@ -217,7 +221,7 @@ impl<'p> Making<'p> {
         let mut track = Track::of(self.plan, &line);
         self.telling.shorten(&mut track, &|atom| tensors[&atom]);
         let used: FxHashSet<u32> = track.atoms().collect();
-        // One name of each atom is enough, as long as the others go on to mean the same.
+        // One name of each atom is enough: `apart` sees that the other names go on to mean the same.
         let (mut atoms, mut numbers) = (vec![], FxHashMap::default());
         for (atom, at) in named.iter().filter(|(atom, _)| used.contains(atom)) {
             numbers.entry(*atom).or_insert_with(|| {
@@ -230,7 +234,7 @@ impl<'p> Making<'p> {
         Ok(Segment { body, form: Form::new(&line, sheet, self.acts.kernel_names()), track, names, atoms, apart })
     }
 
-    /// The atoms of a place as its op names them.
+    /// The atoms of a place, each counted from the first one of the name that the op has for it.
     fn named(&self, place: &Place, names: &mut Vec<TensorRef>) -> impl Iterator<Item = (u32, AtomAt)> + use<> {
         let slot = match place.named.of {
             TensorRef::Tensor(_) => 0,
@@ -244,7 +248,7 @@ impl<'p> Making<'p> {
         place.atoms.iter().map(move |atom| (atom, AtomAt { of: of as u32, behind: atom - first }))
     }
 
-    /// Every two things that a segment names of one tensor.
+    /// Every pair of names of the segment that mean one tensor.
     fn apart(&self, names: &[TensorRef], atoms: impl Iterator<Item = AtomAt>, env: &Env) -> Vec<Apart> {
         let mut named = vec![0; names.len()];
         for atom in atoms {

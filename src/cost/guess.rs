@@ -1,16 +1,18 @@
-//! What can be forgotten: what was over before anything that is likely to come.
+//! The part of the past that can be forgotten: what was over before anything that is likely to come.
 
-/// A guess of what nobody will ask for any more: before the last few lines began, and before what was posted and has not
-/// ended. Whoever goes on to ask for it sees `missed`, and goes back to forget nothing.
+/// A guess of the time before which nobody will ask for anything any more: the start of the last few lines, or of an op
+/// that was posted and has not ended, if that is earlier. Whoever asks for an earlier time after all is `missed`, and
+/// the walk begins again and forgets nothing.
 #[derive(Debug, Default)]
 pub struct Guess {
-    /// By class, the earliest start of what was posted; empty where nothing is, since there is one program.
+    /// The earliest start of what was posted and has not ended, ps, by class; empty where nothing is ever posted, since
+    /// there is one program.
     pub posted: Vec<u64>,
-    /// The earliest start of each of the last lines, the last first.
+    /// The earliest start of each of the last lines, ps, the last one first.
     pub began: [u64; LINES],
 }
 
-/// Ops of so many lines ago are hardly waited for: a transfer is posted in the line that it is for, or a few before it.
+/// Lines that are looked back: a transfer is posted in the line that it is for, or a few before it.
 const LINES: usize = 4;
 
 impl Guess {
@@ -20,7 +22,7 @@ impl Guess {
         self.began.iter().fold(posted, |least, &began| least.min(began))
     }
 
-    /// All of it is so much later.
+    /// Moves the starts of the last lines `by` ps on.
     pub fn later(&mut self, by: u64) {
         self.began.iter_mut().filter(|began| **began < u64::MAX).for_each(|began| *began += by);
     }

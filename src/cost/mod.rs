@@ -1,5 +1,22 @@
 //! The analytic interpreter: when every op starts and ends, op by op, in picoseconds.
 //!
+//! The files in the order of reading:
+//!
+//! * `walk`: goes through a plan of one program, segment by segment.
+//! * `track`: what the ops of a line wait for and leave behind.
+//! * `ranks`: all classes side by side: when an op starts on each, and when it ends.
+//! * `ports`: who holds a rank's ports, and how long a transfer takes beside them.
+//! * `past`: what led to what is over, to charge waits by.
+//! * `guess`: what nobody is likely to ask for any more, and is forgotten.
+//! * `repeat`: iterations of a call that repeat the one before, taken in one stride.
+//! * `alike`: which slots the iterations of a call touch, and whether that repeats.
+//! * `across`: several programs, a walker each, and what passes between them.
+//! * `steady`: the periods of several programs' steady state, taken in one stride.
+//! * `frame`: what of a cost hangs on structure alone, made once.
+//! * `telling`: which tensors make ops of one lane wait for another's.
+//! * `sized`: a plan of some sizes on such a frame.
+//! * `series`: a step, and the same step with more microbatches.
+//!
 //! An op starts when its edges hold, takes its duration alone on its device, and ends; a communicating op
 //! starts to move when everyone it meets has started. Three things slow ops down besides:
 //!
@@ -44,8 +61,9 @@ pub use frame::Frame;
 pub use series::Series;
 use std::rc::Rc;
 
-/// How much work to spare, and what to keep. The answer is the same, but where stages of a pipeline meet on ports that ranks
-/// walked one by one, as `spans` has them, come to in another order: 0.015 and 0.11 % of a step in two mixtures over 32 H800.
+/// How much work to spare, and what to keep. All efforts give the same answer but for one case: with `spans`, a plan of
+/// several programs is walked op by op and not crew by crew, so that stages of a pipeline may come to a port in another
+/// order. That was 0.015 and 0.11 % of a step in two mixtures over 32 H800.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// Walk one rank of each class of equal ranks.
@@ -63,7 +81,10 @@ impl Effort {
     pub const ALL_SPANS: Effort = Effort { fold: false, stride: false, spans: true };
 }
 
-/// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
+/// Costs a plan. Errors: a plan that deadlocks, copies to a host's memory that the cluster says nothing of, an exchange
+/// of experts' rows that its library or the cluster refuses, a step longer than can be told.
+///
+/// Panics where the device has no peak for a dtype of the plan: check them with `Roofline::peak` before.
 pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
     if let Some(threads) = machine.kernels.threads() {
         return Ok(crate::act::threads::play(plan, machine, threads, &mut |_, s| s)?.timeline);
@@ -94,13 +115,14 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
     Ok(timeline(plan, &fold, found))
 }
 
-/// Costs a plan on the frame of its structure. Of the plan only sizes are looked at: neither names nor the buffers of
-/// kernels need be there. None where the frame does not fit after all, and the plan has to be walked.
+/// Costs a plan on the frame of its structure. Only the sizes of the plan are looked at: it need have neither names nor
+/// the buffers of kernels. `None`: the frame does not fit after all, and the plan has to be walked. Errors: those of
+/// [`cost`].
 pub fn cost_on(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Timeline>> {
     Ok(series_on(frame, plan, machine)?.map(|series| series.timeline(frame, plan, 0)))
 }
 
-/// As [`cost_on`], for steps with more microbatches too.
+/// [`cost_on`] with what further microbatches add, for steps with more of them. Errors: those of [`cost`].
 pub fn series_on(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series>> {
     sized::run(frame, plan, machine)
 }

@@ -1,12 +1,13 @@
-//! What has led to what is over, for those who come to ops in the order in which they are posted: whoever is launched may have
-//! waited for what was over long ago, as sums of gradients do that are posted behind all layers.
+//! What led to each op that is over, for a walk that comes to ops in the order in which they are posted, and not in
+//! that of time: an op that is launched may have waited for one that was over long ago, as sums of gradients do that
+//! are posted behind all layers.
 
 use crate::act::stamp::Stamp;
 use crate::act::waits::{OTHERS, Path};
 
-/// An op of a lane beside the compute lane, with those right before it that it waited for, or kernels with no gap between
-/// them. It was launched as stamped, went on when all who take part had come, which is stamped with what had made the last of
-/// them late, and was over at `end`.
+/// An op of a lane beside the compute lane, joined with the ops right before it on the lane that led to it; or kernels
+/// with no gap between them. `start`: when it was launched, and the lane it had waited for. `ready`: when all who take
+/// part had come, and the lane that had made the last of them late. `end`: when it was over, ps.
 #[derive(Debug, Clone, Copy)]
 struct Over {
     start: Stamp,
@@ -14,8 +15,8 @@ struct Over {
     end: u64,
 }
 
-/// Iterations that were taken in one stride: what was over after `floor` was over again and again, each time `d` later, until
-/// it was `by` later.
+/// Iterations that were taken in one stride: what was over after `floor` in the last one that was walked was over again
+/// in each, `d` later every time, `by` later in the last. All in ps.
 #[derive(Debug, Clone, Copy)]
 struct Stride {
     floor: u64,
@@ -23,7 +24,7 @@ struct Stride {
     d: u64,
 }
 
-/// All that took time, lane by lane.
+/// The ops of a class that took time, lane by lane, and the strides that were taken.
 #[derive(Debug, Clone, Default)]
 pub struct Past {
     lanes: Vec<Vec<Over>>,
@@ -31,17 +32,17 @@ pub struct Past {
 }
 
 impl Past {
-    /// So many are known of each lane. Whoever waits for what is further back has waited for that lane alone, as far as is known.
+    /// Ops known of each lane, at least. Further back an op counts as having waited for its own lane alone.
     const MANY: usize = 1024;
-    /// So many are looked at one by one.
+    /// Ops looked at one by one, from the last on, before the others are searched by halving.
     const FEW: usize = 6;
 
     pub fn new(lanes: usize) -> Past {
         Past { lanes: vec![vec![]; lanes], strides: vec![] }
     }
 
-    /// An op of `lane` was launched at `start`, went on when all who take part were `ready`, and is over at `end`. The lane of
-    /// `ready` is what made the last of them late.
+    /// Notes an op of `lane` that was launched at `start`, went on when all who take part were `ready`, and is over at
+    /// `end`. The lane of `ready` is what made the last of them late.
     #[inline]
     pub fn note(&mut self, lane: u16, start: Stamp, ready: Stamp, end: u64) {
         if end <= start.ps() {
@@ -56,7 +57,7 @@ impl Past {
         push(all, led);
     }
 
-    /// A kernel was launched at `start`, and is over at `end`.
+    /// Notes a kernel that was launched at `start` and is over at `end`.
     #[inline]
     pub fn note_kernel(&mut self, start: Stamp, end: u64) {
         let all = &mut self.lanes[OTHERS];
@@ -67,8 +68,8 @@ impl Past {
         }
     }
 
-    /// What was over after `floor` was so once more, and again, each time `d` later, until it was `by` later; but for what had
-    /// gone on for longer than that, which has gone on since then.
+    /// Notes a stride: what was over after `floor` came once more and again, each time `d` later, until it was `by`
+    /// later. An op that had gone on for longer than an iteration has gone on since it began.
     pub fn later(&mut self, floor: u64, by: u64, d: u64) {
         if by == 0 {
             return;
@@ -89,15 +90,16 @@ impl Past {
         push(&mut self.strides, Stride { floor, by, d });
     }
 
-    /// What led to what was over at that moment, back to `since`; of kernels, to those that ran until then or longer.
+    /// The path that led to `at`, back to `since`: which lane each stretch of time went to. Of kernels: those that ran
+    /// until then or longer.
     pub fn path(&self, at: Stamp, since: u64) -> Path {
         let mut path = Path::default();
         self.lead(at, since, &mut path);
         path
     }
 
-    /// The same, written where it is kept, which has nothing yet. To return a path copies it in wider words than it was just
-    /// written in, and a CPU waits for the stores then.
+    /// [`path`](Past::path), written to where it is kept, which has to be empty. To return a path copies it in wider
+    /// words than it was just written in, and a CPU waits for the stores then.
     pub fn lead(&self, at: Stamp, since: u64, path: &mut Path) {
         let mut stretches = 0;
         self.back(at, since, |at| {
@@ -106,8 +108,8 @@ impl Past {
         });
     }
 
-    /// Charges the time from `free` on until that moment to lanes, along what led there: picoseconds are added to `waited`,
-    /// behind those of the lanes the CPU's.
+    /// Charges the time from `free` to `at` to lanes, along the path that led there: picoseconds are added to `waited`,
+    /// which has an entry for each lane and one for the CPU behind them.
     #[inline]
     pub fn charge(&self, waited: &mut [u64], free: u64, at: Stamp) {
         let mut until = at;
@@ -118,7 +120,8 @@ impl Past {
         waited[until.lane() as usize] += until.ps().saturating_sub(free);
     }
 
-    /// Goes back from stretch to stretch, as far as is known, but no further than `since`: what was over when each began.
+    /// Goes back from stretch to stretch, as far as is known, but no further than `since`. Gives `each` the end of
+    /// every stretch: when it was over, and its lane.
     #[inline]
     fn back(&self, at: Stamp, since: u64, mut each: impl FnMut(Stamp)) {
         if at.ps() <= since {
@@ -145,8 +148,9 @@ impl Past {
         }
     }
 
-    /// When what was over at that moment, in an iteration of a stride that nobody went through, was ready and was launched: as
-    /// in the last one, so much earlier; but for what has gone on since before the first.
+    /// When the op that was over at `at`, in an iteration that a stride skipped, was ready and when it was launched: as
+    /// in the last iteration that was walked, earlier by whole periods. An op that has gone on since before the first
+    /// iteration keeps its start. `None`: no stride covers that moment.
     fn as_in_the_last(&self, at: Stamp) -> Option<[Stamp; 2]> {
         // The CPU has no ops.
         self.lanes.get(at.lane() as usize)?;
@@ -170,7 +174,7 @@ impl Past {
     fn known(&self, at: Stamp) -> Option<&Over> {
         let (lane, ps) = (at.lane() as usize, at.ps());
         let all = self.lanes.get(lane)?;
-        // Mostly it is one of the last.
+        // Mostly it is one of the last ops.
         let mut first = all.len();
         while first > 0 && all[first - 1].end >= ps {
             first -= 1;
@@ -185,7 +189,7 @@ impl Past {
     }
 }
 
-/// Forgets the first half of what is too much.
+/// Adds an entry; forgets the first half of a list that has grown too long.
 fn push<T>(all: &mut Vec<T>, one: T) {
     if all.len() >= 2 * Past::MANY {
         all.drain(..Past::MANY);
@@ -265,7 +269,7 @@ mod tests {
         assert_eq!(past.path(at(106, 0), 88), path(&[(106, 0), (100, 1), (96, 0), (90, 1)]));
         // While kernels run.
         assert_eq!(past.path(at(103, 0), 98), path(&[(103, 0), (100, 1)]));
-        // Of more than are known the first are not.
+        // The first of more ops than fit are forgotten.
         for n in 500..5000 {
             past.note(SENT, at(10 * n, 0), at(10 * n, 0), 10 * n + 4);
         }

@@ -2,9 +2,10 @@
 //! they lose what it takes ([`charges`](crate::act::charges)).
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
-//! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
-//! since. What is over before anything that is likely to come is forgotten ([`Guess`]); whoever comes earlier after all is
-//! seen, and the walk begins again and forgets nothing. What repeats is kept as a repetition.
+//! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come
+//! to since. Spells that were over before anything that is likely to come are forgotten ([`Guess`]); a transfer that
+//! comes earlier after all is noticed, and the walk begins again and forgets nothing. Spells that repeat are kept as a
+//! repetition.
 //!
 //! [`Guess`]: super::guess::Guess
 
@@ -12,71 +13,71 @@ use crate::act::charges::{self, Spell, amount};
 use crate::act::stretch::Held;
 use std::rc::Rc;
 
-/// Who holds a port, and who did.
+/// The spells in which transfers hold a port of a rank, or did.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
-    /// Lane by lane, in the order in which these first came: one lane may be far ahead of another, but what is on it comes
-    /// one behind the other.
+    /// The spells of each lane, lanes in the order in which they first came: one lane may be far ahead of another, but
+    /// its own spells come one behind the other.
     lanes: Vec<(u16, List)>,
-    /// How many spells there were so far, and how many of them are still known.
+    /// Spells, or repetitions of them, so far; and how many of these are still known.
     posted: usize,
     known: usize,
-    /// When all of them are over.
+    /// When all spells are over, ps.
     latest: u64,
-    /// All that is forgotten was posted before so many, and was over by then.
+    /// Spells that are forgotten were posted before this number of others, and were over at `lost`, ps.
     forgotten: usize,
     lost: u64,
-    /// How many have room before it is worth while to look for what can be forgotten.
+    /// Known spells from which on it is worth while to look for some to forget.
     room: usize,
 }
 
-/// Spells of one lane as they were posted.
+/// The spells of one lane, as they were posted.
 #[derive(Debug, Clone, Default)]
 struct List {
     times: Vec<Time>,
-    /// Of each block of them. One that holds the port for long keeps those behind it in the list, and to pass over these
-    /// one by one would take most of a walk.
+    /// A summary of each run of [`BLOCK`] of them. One spell that holds the port for long keeps those behind it in the
+    /// list, and to pass over these one by one would take most of a walk.
     blocks: Vec<Block>,
 }
 
-/// Nobody of a block holds the port before it begins, nor when it is over.
+/// A run of spells of which none holds the port before it begins, or when it is over (times in ps).
 #[derive(Debug, Clone, Copy)]
 struct Block {
     begins: u64,
     over: u64,
-    /// How many spells are in it.
+    /// Spells in the run, each time of a repetition counted.
     many: u64,
 }
 
-/// Times of a block.
+/// Entries of a list that share a summary.
 const BLOCK: usize = 32;
 
-/// A spell, or spells that repeat: from when the first of them begins to when the last is over.
+/// A spell, or spells that repeat: from when the first of them begins to when the last is over, ps.
 #[derive(Debug, Clone)]
 struct Time {
     from: u64,
     to: u64,
     again: Option<Rc<Again>>,
-    /// How many were posted before, on any lane.
+    /// Entries of any lane that were posted before.
     after: usize,
-    /// When the last of all up to here and with it is over.
+    /// When this spell and all before it in the list are over, ps.
     latest: u64,
 }
 
-/// The same spells, so many times more, each a period later.
+/// Spells that come `times` times more, each time a `period` later, ps.
 #[derive(Debug)]
 struct Again {
     spells: List,
     period: u64,
     times: u64,
-    /// How many spells there are in each of these times.
+    /// Spells in each of the repetitions.
     many: u64,
 }
 
-/// A port with fewer spells has room for more.
+/// Known spells that a port has room for, at least, before it looks for some to forget.
 const LEAST: usize = 256;
 
-/// So few need not be counted.
+/// Up to this many spells an upper bound is good enough.
 const FEW: u64 = 256;
 
 impl Port {
@@ -96,13 +97,13 @@ impl Port {
         &mut self.lanes[at].1
     }
 
-    /// Whether it is worth while to [`forget`](Port::forget).
+    /// Whether it is worth while to [`forget`](Port::forget) spells.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.known >= self.room
     }
 
-    /// Forgets the first spells of each lane as long as they are over at `soonest`: nobody asks for an earlier time any more.
+    /// Forgets the first spells of each lane that are over at `soonest`, ps: nobody asks for an earlier time any more.
     pub fn forget(&mut self, soonest: u64) {
         for (_, list) in &mut self.lanes {
             if let Some((last, forgotten)) = list.forget(soonest) {
@@ -114,38 +115,38 @@ impl Port {
         self.room = LEAST.max(2 * self.known);
     }
 
-    /// Takes all that was over at `soonest` for forgotten.
+    /// Counts all spells that were over at `soonest` as forgotten.
     pub fn lose(&mut self, soonest: u64) {
         self.lost = self.lost.max(soonest);
     }
 
-    /// What was over by then may be forgotten.
+    /// The time, ps, at which spells that were over by then may be forgotten.
     #[inline]
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Whether all that was held at `start` or later is known.
+    /// Whether all spells that hold the port at `start` or later are known.
     #[inline]
     pub fn knows(&self, start: u64) -> bool {
         start >= self.lost
     }
 
-    /// How many spells there were so far, for [`again`](Port::again).
+    /// Spells and repetitions so far: the mark that [`again`](Port::again) takes.
     #[inline]
     pub fn mark(&self) -> usize {
         self.posted
     }
 
-    /// All spells since `mark` come `times` more, each a `period` later than the one before. Those that are forgotten
-    /// do not: what repeats will have forgotten them by then, too.
+    /// Repeats all spells since `mark` another `times` times, each a `period` later than the one before. Spells that
+    /// are forgotten are not repeated: what repeats will have forgotten them by then, too.
     pub fn again(&mut self, mark: usize, period: u64, times: u64) {
         if mark < self.forgotten {
             self.lost += period * times;
         }
         let mut posted = self.posted;
         for (_, list) in &mut self.lanes {
-            // What was before them is no part of what repeats.
+            // Spells from before the mark are no part of what repeats.
             let spells = List::of(&list.times[list.times.partition_point(|time| time.after < mark)..]);
             if !spells.times.is_empty() && times > 0 {
                 let (from, to) = (spells.begins() + period, spells.latest() + period * times);
@@ -159,28 +160,31 @@ impl Port {
         self.posted = posted;
     }
 
-    /// Who is known to hold it at `start` or later: lane by lane, of each the last posted first.
+    /// Gives `each` the known spells that hold the port at `start` or later: lane by lane, the last posted of a lane
+    /// first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(Spell)) {
         self.within((start.max(self.lost), u64::MAX), &mut true, each);
     }
 
-    /// Of these whoever begins before the second time; `all` is no longer so where others begin at it or later.
+    /// Gives `each` the spells that hold the port at `span.0` or later and begin before `span.1`; sets `all` to false
+    /// where some begin later.
     fn within(&self, span: (u64, u64), all: &mut bool, each: &mut impl FnMut(Spell)) {
         self.lanes.iter().for_each(|(lane, list)| list.within(*lane, span, 0, all, each));
     }
 
-    /// How many of these there are at most, without going through them.
+    /// Spells that hold the port at `start` or later, at most, without going through them.
     pub fn at_most_since(&self, start: u64) -> u64 {
         self.lanes.iter().map(|(_, list)| list.at_most(start.max(self.lost))).fold(0, u64::saturating_add)
     }
 
-    /// Whether anyone holds it at `start` or later.
+    /// Whether any spell holds the port behind `start`.
     #[inline]
     pub fn is_held(&self, start: u64) -> bool {
         self.latest > start
     }
 
-    /// Who alone holds it at `start` or later, if there is one and holds it then.
+    /// The only spell that holds the port at `start` or later, if it holds it at `start`; `None` if there are several
+    /// spells, or there is no spell.
     #[inline]
     fn alone(&self, start: u64) -> Option<Spell> {
         let mut late = self.lanes.iter().filter(|(_, list)| list.latest() > start);
@@ -194,18 +198,19 @@ impl Port {
         }
     }
 
-    /// How long `transfer` takes from `start` on, of an op on lane `own`. `edges`: room to work in.
+    /// How long `transfer` takes from `start` on, ps, for an op on lane `own`. `edges`: room to work in.
     #[inline]
     pub fn lasting(&self, own: u16, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
         if !self.is_held(start) {
             return transfer;
         }
-        // Mostly it is the other half of the same message alone.
+        // Mostly that is the other half of the same message.
         if let Some(spell) = self.alone(start) {
             let by = amount(spell.lane, own);
             return charges::lasting(&[(spell.to, -by)], by, start, transfer);
         }
-        // Much may have been posted that begins far later, and those who begin when it is over do not matter to it.
+        // Many of the spells posted may begin far later, and those that begin when the transfer is over do not matter
+        // to it.
         let mut far = transfer.saturating_mul(4).max(1);
         loop {
             edges.clear();
@@ -223,7 +228,8 @@ impl Port {
         }
     }
 
-    /// What each lane loses to bytes of lane `own` that set off at `start` and have left at `end`. `spells`: room to work in.
+    /// What each lane loses, ps, to bytes of lane `own` that set off at `start` and have left at `end`. `spells`: room
+    /// to work in.
     pub fn charges(
         &self,
         own: u16,
@@ -232,21 +238,22 @@ impl Port {
         each: &mut impl FnMut(u16, u64),
     ) {
         spells.clear();
-        // Times are rounded.
+        // Times are rounded: two picoseconds are allowed for that.
         self.within((start, end.saturating_add(2)), &mut true, &mut |spell| spells.push(spell));
         charges::charges(spells, own, start, transfer, each);
     }
 }
 
 impl List {
-    /// The same spells with nothing before them.
+    /// A list of these spells, with nothing before them.
     fn of(times: &[Time]) -> List {
         let mut list = List::default();
         times.iter().for_each(|time| list.push((time.from, time.to), time.again.clone(), time.after));
         list
     }
 
-    /// Forgets the first that are over at `soonest`, by whole blocks: the last of them, and how many they are.
+    /// Forgets the first spells that are over at `soonest`, by whole blocks. Returns the last of them, and how many
+    /// entries they were; `None` if no block is over.
     fn forget(&mut self, soonest: u64) -> Option<(Time, usize)> {
         let blocks = self.times.partition_point(|time| time.latest <= soonest) / BLOCK;
         let over = blocks * BLOCK;
@@ -269,19 +276,19 @@ impl List {
         self.times.push(Time { from, to, again, after, latest: self.latest().max(to) });
     }
 
-    /// When the first of it begins.
+    /// When the first spell of the list begins, ps.
     fn begins(&self) -> u64 {
         self.blocks.iter().map(|block| block.begins).min().unwrap_or(0)
     }
 
-    /// When all of it is over.
+    /// When all spells of the list are over, ps.
     #[inline]
     fn latest(&self) -> u64 {
         self.times.last().map_or(0, |last| last.latest)
     }
 
-    /// How many were over at `start`, with all that were posted before them. Mostly few come behind: to look among those alone
-    /// leaves the others in memory.
+    /// How many of the first entries are over at `start`, all before them being over, too. Mostly few come behind them:
+    /// to search among the last alone leaves the others in memory untouched.
     fn over_at(&self, start: u64) -> usize {
         let (all, mut few) = (self.times.len(), BLOCK);
         while few < all && self.times[all - few].latest > start {
@@ -301,7 +308,7 @@ impl List {
         if all <= FEW {
             return all;
         }
-        // Of repetitions many times may be over.
+        // A repetition may be partly over.
         let of = |time: &Time| {
             time.again.as_deref().map_or(1, |Again { spells, period, times, many }| {
                 let over = start.saturating_sub(spells.latest()).checked_div(*period).unwrap_or(0).min(*times);
@@ -311,8 +318,8 @@ impl List {
         self.times[over..].iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Who of it holds the port at `start` or later and begins before `until`, if all of it is so much `later`; the last
-    /// posted first. `all` is no longer so where others begin at `until` or later.
+    /// Gives `each` the spells that hold the port at `start` or later and begin before `until`, all of the list taken
+    /// as `later` ps later; the last posted first. Sets `all` to false where others begin at `until` or later.
     fn within(&self, lane: u16, (start, until): (u64, u64), later: u64, all: &mut bool, each: &mut impl FnMut(Spell)) {
         for (times, block) in self.times.chunks(BLOCK).zip(&self.blocks).rev() {
             if block.over + later <= start {
@@ -348,7 +355,7 @@ impl List {
     }
 }
 
-/// As something held, to be compared: of a port it is the lane that tells holders apart.
+/// A spell as something held, to be compared: the amount stands for its lane.
 pub fn held(Spell { from, to, lane }: Spell) -> Held {
     Held { from, to, amount: lane.into() }
 }

@@ -1,5 +1,5 @@
-//! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
-//! lies thing after thing and, of one thing, class after class.
+//! All classes of ranks side by side: the state that later ops can find of earlier ones, and how an op changes it.
+//! State is stored thing after thing (lane, atom or op) and, for each thing, class after class.
 
 use super::guess::Guess;
 use super::past::Past;
@@ -17,22 +17,23 @@ use crate::plan::*;
 use crate::timeline::Usage;
 use std::ops::Range;
 
-/// What later ops can find of one class, besides stamps.
+/// The state of one class, besides its stamps.
 #[derive(Debug, Clone, Default)]
 pub struct ClassState {
     pub ports: [Port; PORTS],
-    /// What lanes owe on each port, lane after lane; and whether any does.
+    /// What each lane owes on each port; and whether any lane owes anything.
     pub owed: [Vec<Owed>; PORTS],
     pub owes: bool,
     pub sms: Vec<Held>,
-    /// When the compute lane was last busy.
+    /// When the last kernel of the compute lane was over, ps.
     pub compute_end: u64,
-    /// Time the compute lane waited, by the lane it waited for.
+    /// Time the compute lane waited, ps, by the lane it waited for; the CPU is behind the lanes.
     pub waited: Vec<u64>,
     pub past: Past,
 }
 
-/// The last op on every lane, the last to write and to read every atom: thing after thing, class after class.
+/// When the last op of every lane was over, and the last write and the last read of every atom: thing after thing,
+/// class after class.
 #[derive(Debug, Clone, Default)]
 pub struct Stamps {
     pub lanes: Vec<Stamp>,
@@ -40,11 +41,11 @@ pub struct Stamps {
     pub read: Vec<Stamp>,
 }
 
-/// When bytes set off, and when they have arrived.
+/// When the bytes of a meeting set off, and when they have arrived, ps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Arrival {
     ready: u64,
-    /// The path of whoever came last; none where all came at once.
+    /// Number of the path of whoever came last; [`NO_PATH`] where all came at once.
     path: u32,
     end: u64,
 }
@@ -54,38 +55,38 @@ const NO_PATH: u32 = u32::MAX;
 /// Not arrived yet.
 const UNKNOWN: Arrival = Arrival { ready: u64::MAX, path: NO_PATH, end: u64::MAX };
 
-/// Where all classes are.
+/// The state of all classes.
 pub struct Ranks {
     pub classes: usize,
     pub stamps: Stamps,
     pub state: Vec<ClassState>,
-    /// Time at which each shared device is free.
+    /// When each shared device is free, ps.
     pub devices: Vec<u64>,
-    /// When the CPU of each class has issued all ops so far: it runs ahead of the device but for where it waits.
+    /// When the CPU of each class has issued all ops so far, ps: it runs ahead of the device except where it waits.
     pub host: Vec<u64>,
-    /// Of each class, the ops of the line that the CPU has waited for, and when it would have begun the line had it
-    /// not waited and issued as fast as it does.
+    /// The ops of the line that the CPU of each class has waited for, each with the time at which it would have begun
+    /// the line had it not waited and issued as fast as it does.
     waits: Vec<Vec<(u32, u64)>>,
-    /// Time to issue an op.
+    /// Time to issue an op, ps.
     host_launch: u64,
-    /// Of each class, where ranks share devices.
+    /// The device of each class; `None` where every rank has a device of its own.
     device_of: Option<Vec<u32>>,
     sms: u32,
     lanes: usize,
-    /// Of each lane, see [`Lane::joins_stages`].
+    /// Whether stages of a pipeline talk on each lane, see [`Lane::joins_stages`].
     joins_stages: Vec<bool>,
-    /// None: nothing is forgotten.
+    /// What can be forgotten; `None`: nothing is.
     pub guess: Option<Guess>,
     /// Something was asked for that had been forgotten.
     pub missed: bool,
-    /// Earliest start since it was last reset.
+    /// Earliest start of an op since the floor was last reset, ps.
     pub floor: u64,
-    /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset, or the CPU for them.
+    /// Whether, since it was last reset, ranks in step had to wait for the CPU to issue an op, or the CPU for them.
     pub host_led: bool,
-    // Of the line being walked: nodes, then classes.
+    // The line being walked: its nodes, and for each node its classes.
     pub starts: Vec<Stamp>,
     pub ends: Vec<Stamp>,
-    /// When the bytes of each meeting have set off, and arrived; and what led those there who came last.
+    /// The meetings of the line: when bytes set off and arrived, and the paths of those who came last.
     arrivals: Vec<Arrival>,
     paths: Vec<Path>,
     /// Room to work in.
@@ -98,7 +99,7 @@ impl Ranks {
         let (lanes, classes) = (plan.lanes.len(), fold.representatives.len());
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
-        // One more than there are lanes: the host.
+        // One more than there are lanes: the CPU is the last.
         let owed = std::array::from_fn(|_| vec![Owed::default(); lanes]);
         let (waited, past) = (vec![0; lanes + 1], Past::new(lanes));
         let class = ClassState { owed, waited, past, ..ClassState::default() };
@@ -129,12 +130,12 @@ impl Ranks {
         }
     }
 
-    /// The same ranks, who forget what nobody is likely to ask for any more.
+    /// These ranks, made to forget what nobody is likely to ask for any more.
     pub fn forgetting(self) -> Ranks {
         Ranks { guess: Some(Guess::default()), ..self }
     }
 
-    /// How much is held by anyone at `since` or later, at most.
+    /// Spells that hold a port of any class at `since` or later, at most.
     pub fn held_since(&self, since: u64) -> u64 {
         let ports = self.state.iter().flat_map(|state| &state.ports);
         ports.map(|port| port.at_most_since(since)).fold(0, u64::saturating_add)
@@ -149,7 +150,7 @@ impl Ranks {
         }
     }
 
-    /// Comes to a line of so many ops.
+    /// Begins a line of `width` ops.
     pub fn enter(&mut self, sheet: &Sheet, width: usize) {
         let cells = width * self.classes;
         self.starts.clear();
@@ -162,10 +163,11 @@ impl Ranks {
         self.waits.iter_mut().for_each(Vec::clear);
     }
 
-    /// Every op of a line that all classes go through in step. `now`: the atoms that its numbers mean.
+    /// Runs every op of a line that all classes go through in step. `now`: the atom that each number of the track
+    /// means.
     pub fn run(&mut self, sheet: &Sheet, track: &Track, now: &[u32]) {
         let cells = track.width() * self.classes;
-        // What they hold is written before it is read.
+        // What the entries hold is written before it is read.
         self.starts.resize(self.starts.len().max(cells), Stamp::default());
         self.ends.resize(self.ends.len().max(cells), Stamp::default());
         self.arrivals.resize(self.arrivals.len().max(sheet.meetings.len()), UNKNOWN);
@@ -196,7 +198,7 @@ impl Ranks {
         self.host.iter_mut().zip(issues).for_each(|(host, &ops)| *host += u64::from(ops) * self.host_launch);
     }
 
-    /// When every class starts `node`.
+    /// Finds when every class starts `node`.
     fn begin(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize) {
         if self.classes == 1 && !track.any_wait {
             return self.begin_alone(sheet, track, now, node);
@@ -222,7 +224,7 @@ impl Ranks {
         for (class, (at, &ops)) in at.iter_mut().zip(sheet.all_issued(node)).enumerate() {
             let waited = if track.any_wait { began(&self.waits[class], node) } else { None };
             let host = waited.unwrap_or(self.host[class]) + u64::from(ops) * self.host_launch;
-            // At the same moment it is the device that was waited for.
+            // Where both come at the same moment, the device counts as what was waited for.
             if host > at.ps() {
                 *at = Stamp::new(host, host_lane);
                 host_led = true;
@@ -232,7 +234,7 @@ impl Ranks {
         (self.floor, self.host_led) = (floor, host_led);
     }
 
-    /// The same for the one class that there is, whose CPU waits for nothing: of every thing there is one stamp.
+    /// [`begin`](Ranks::begin) where there is one class and its CPU waits for nothing: every thing has one stamp.
     fn begin_alone(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize) {
         let Stamps { lanes, written, read } = &self.stamps;
         let mut at = Stamp::default();
@@ -249,7 +251,7 @@ impl Ranks {
             at = at.max(read[now[atom as usize] as usize]);
         }
         let host = self.host[0] + sheet.issued(node, 0) * self.host_launch;
-        // At the same moment it is the device that was waited for.
+        // Where both come at the same moment, the device counts as what was waited for.
         if host > at.ps() {
             at = Stamp::new(host, self.lanes as u16);
             self.host_led = true;
@@ -258,7 +260,7 @@ impl Ranks {
         self.floor = self.floor.min(at.ps());
     }
 
-    /// Ends a kernel of every class.
+    /// Ends the kernel `node` of every class.
     fn kernels(&mut self, sheet: &Sheet, track: &Track, node: usize) {
         let (first, lane) = (node * self.classes, track.lane[node]);
         for (class, act) in sheet.acts(node).iter().enumerate() {
@@ -287,7 +289,7 @@ impl Ranks {
         self.waits[class].push((node as u32, began.max(end.saturating_sub(until_here))));
     }
 
-    /// Ends a transfer or collective of every class.
+    /// Ends the transfer or collective `node` of every class.
     fn meetings(&mut self, sheet: &Sheet, lane: u16, node: usize) {
         for &meeting in sheet.meetings_of(node) {
             self.meet(sheet, lane, meeting as usize);
@@ -323,7 +325,7 @@ impl Ranks {
         for (at, class) in at.iter_mut().zip(classes) {
             let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
             let host = began + sheet.issued(node, class) * self.host_launch;
-            // At the same moment it is the device that was waited for.
+            // Where both come at the same moment, the device counts as what was waited for.
             if host > at.ps() {
                 *at = Stamp::new(host, host_lane);
             }
@@ -354,8 +356,8 @@ impl Ranks {
         }
     }
 
-    /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds.
-    /// Returns its start and end.
+    /// Runs a kernel on the compute lane: it waits for its device, and is slowed down by the SMs that communication
+    /// holds. Returns its start and end, ps.
     fn compute(&mut self, class: usize, ready: Stamp, duration: u64, on_sms: OnSms) -> (u64, u64) {
         let device = self.device_of.as_ref().map(|d| d[class] as usize);
         let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
@@ -376,7 +378,7 @@ impl Ranks {
         (start, end)
     }
 
-    /// Ends a transfer or collective: when all its meetings have. What is beside the device ends by itself.
+    /// Ends a transfer or collective when all its meetings have ended. A copy or a kernel of the CPU ends by itself.
     fn communicate(&mut self, sheet: &Sheet, node: usize, lane: u16, classes: Range<usize>) {
         let met = |class| match sheet.act(node, class) {
             Act::Meet { first, count, .. } => sheet.met(first, count),
@@ -405,7 +407,7 @@ impl Ranks {
                 Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
                 _ => (&[][..], 0),
             };
-            // Of those that arrive at the same moment, the one that set off last.
+            // Of meetings that end at the same moment, the one whose bytes set off last counts.
             let came = |&m: &u32| {
                 let Arrival { ready, path, end } = self.arrivals[m as usize];
                 let path = self.paths.get(path as usize).filter(|_| ready > start);
@@ -424,8 +426,9 @@ impl Ranks {
         }
     }
 
-    /// Notes when the bytes of a meeting have arrived, which set off when its last member has started and what was owed on its
-    /// lane has left. While k transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
+    /// Notes when the bytes of a meeting have arrived. They set off when its last member has started and what its lane
+    /// owed on the ports is paid. While k transfers that were posted before hold the busiest of its ports, it has 1 /
+    /// (k + 1) of it.
     fn meet(&mut self, sheet: &Sheet, lane: u16, number: usize) {
         let meeting = &sheet.meetings[number];
         let ends = sheet.ends(meeting);
@@ -462,14 +465,14 @@ impl Ranks {
         (arrival.ready, arrival.path, arrival.end) = (ready, path, off + meeting.latency + longest);
     }
 
-    /// Before then no bytes of a lane set off on a port.
+    /// The time before which no bytes of a lane set off on a port, ps; 0 where the lane owes nothing.
     #[inline]
     pub fn owed(&self, class: usize, port: usize, lane: u16) -> u64 {
         let state = &self.state[class];
         if state.owes { state.owed[port][lane as usize].until } else { 0 }
     }
 
-    /// Bytes of a class hold a port, and those who were there before lose by it.
+    /// Lets bytes of a class hold a port, and charges the lanes whose bytes held it before for what they lose by it.
     pub fn hold(&mut self, class: usize, port: usize, spell: Spell, transfer: u64) {
         if let Some(guess) = &self.guess
             && self.state[class].ports[port].is_full()
@@ -493,7 +496,7 @@ impl Ranks {
         state.ports[port].hold(spell);
     }
 
-    /// What the segment leaves behind for what comes after it.
+    /// Leaves the stamps of a line that is over for what comes after it.
     pub fn leave(&mut self, track: &Track, now: &[u32], classes: Range<usize>) {
         if self.classes == 1 {
             return self.leave_alone(track, now);
@@ -511,7 +514,7 @@ impl Ranks {
         }
     }
 
-    /// The same of the one class that there is.
+    /// [`leave`](Ranks::leave) where there is one class.
     fn leave_alone(&mut self, track: &Track, now: &[u32]) {
         let (ends, stamps) = (&self.ends, &mut self.stamps);
         for &(lane, node) in &track.last_on_lane {
@@ -526,13 +529,13 @@ impl Ranks {
         }
     }
 
-    /// The last op on any lane of a class.
+    /// When the last op of a class on any lane was over, and its lane.
     pub fn last(&self, class: usize) -> Stamp {
         let last = |lane: usize| self.stamps.lanes[lane * self.classes + class];
         (0..self.lanes).map(last).max().unwrap_or_default()
     }
 
-    /// What a class waited for in a step that is over at `end`: by lane, and then for the CPU.
+    /// Time that a class waited in a step that is over at `end`, ps: by lane, and then for the CPU.
     pub fn waits(&self, class: usize, end: u64) -> Vec<u64> {
         let (state, last) = (&self.state[class], self.last(class));
         let mut waited = state.waited.clone();
@@ -542,18 +545,18 @@ impl Ranks {
         waited
     }
 
-    /// Splits the time of a class in a step that is over at `end` into compute and what it waited for.
+    /// Splits the time of a class in a step that is over at `end` into compute and waits, in `usage`.
     pub fn settle(&self, class: usize, end: u64, lanes: &[Lane], usage: &mut Usage) {
         settle(&self.waits(class, end), end, lanes, usage);
     }
 
-    /// When all classes are done.
+    /// When all classes are done, ps.
     pub fn end(&self) -> u64 {
         (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
     }
 }
 
-/// Splits the time of a step that is over at `end` into compute and what was waited for.
+/// Splits a step that is over at `end` into compute and waits, in `usage`. `waited`: ps by lane, and then for the CPU.
 pub fn settle(waited: &[u64], end: u64, lanes: &[Lane], usage: &mut Usage) {
     let idle: u64 = waited.iter().sum();
     usage.compute = (end - idle) as f64 * 1e-12;
@@ -563,19 +566,21 @@ pub fn settle(waited: &[u64], end: u64, lanes: &[Lane], usage: &mut Usage) {
     }
 }
 
-/// When the CPU would have begun the line by what it waited for before an op.
+/// When the CPU would have begun the line, by the last op before `node` that it waited for, ps; `None` if it waited for
+/// no op.
 fn began(waits: &[(u32, u64)], node: usize) -> Option<u64> {
     waits.iter().rev().find(|wait| (wait.0 as usize) < node).map(|wait| wait.1)
 }
 
-/// Nothing of it is sooner than of the other.
+/// Raises each stamp of `at` to that of `to` where the latter is later.
 pub fn raise(at: &mut [Stamp], to: &[Stamp]) {
     at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
 }
 
-/// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
+/// How long `duration` of work takes from `start`, ps, at a speed that depends on how much is held. Drops from `held`
+/// what is over.
 fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
-    // Mostly all of it is over, and to see that takes less than to sort out what is not.
+    // Mostly all of it is over: to see that takes less time than to sort it.
     if held.iter().all(|h| h.to <= start) {
         held.clear();
         return duration;

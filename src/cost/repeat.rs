@@ -1,4 +1,4 @@
-//! Iterations that repeat the one before, taken in one stride.
+//! Iterations of a call that repeat the one before, taken in one stride.
 //!
 //! What an iteration does depends on what it *finds*: the last times of lanes and buffers, what is held, when
 //! the compute lane was last busy. Every start is a maximum of found times plus constants. So if an iteration
@@ -11,10 +11,11 @@
 //! or upon one that no iteration has touched yet, which must be from before the floor. That is all if no
 //! other name means the walked tensor; where one does, nothing is skipped.
 //!
-//! What an op has left behind matters to ops of other lanes alone: where a body's ops are on its lane, it need not agree.
+//! What an op has left behind matters to ops of other lanes alone: stamps that only ops of one lane ask for need not
+//! agree.
 //!
-//! The CPU that issues the ops either is what everything waits for, and is D later too; or it has made no op of the
-//! iteration before wait, and stays ahead at a pace of at most D an iteration.
+//! The CPU that issues the ops is in one of two states: everything waits for it, and it is D later too; or it has made
+//! no op of the iteration before wait, and stays ahead at a pace of at most D an iteration.
 //!
 //! The stride adds D times the iterations left and is exact in picoseconds.
 
@@ -34,40 +35,42 @@ use std::rc::Rc;
 #[derive(Default)]
 pub struct Finds {
     lanes: Vec<Stamp>,
-    /// Last write and last read of every atom of every named slot.
+    /// When every atom of every named slot was last written, and last read.
     written: Vec<Stamp>,
     read: Vec<Stamp>,
-    /// One list behind the other, and where each ends; none where it is much and the rest was not alike.
+    /// What is held, list behind list (the ports of a class, then its SMs), and where each list ends. Both are empty
+    /// where much is held and the rest was not alike.
     held: Vec<Held>,
     held_ends: Vec<usize>,
-    /// How much is held at most.
+    /// Spells that hold ports, at most.
     most_held: u64,
-    /// Of ports, only what is over after this is in the list, and of each after what it may have forgotten.
+    /// The time after which spells have to be over to be counted and listed, ps.
     held_since: u64,
     lost: Vec<u64>,
-    /// How often each port was held so far.
+    /// How many spells each port has had so far.
     marks: Vec<usize>,
     compute_end: Vec<u64>,
-    /// What lanes owe on ports, where any does.
+    /// What lanes owe on ports; empty for a class whose lanes owe nothing.
     owed: Vec<Owed>,
     devices: Vec<u64>,
     host: Vec<u64>,
-    // Sums, which decide nothing.
+    // Sums, which decide nothing: time waited by class and lane, and how often each segment ran.
     waited: Vec<u64>,
     runs: Vec<u64>,
 }
 
-/// So much is soon listed. Where more is held, it is first looked how much of it anybody is still likely to ask for.
+/// Spells that are soon listed. Where more hold a port, it is first seen how many of them anybody is still likely to
+/// ask for.
 const FEW_HELD: u64 = 1 << 14;
 
-/// Most calls are alike after so many iterations. What is held is listed after more of them only where it is little, or all
+/// Iterations after which most calls are alike. In later ones spells are listed only where they are few, or where all
 /// else is as the iteration before found it, which takes one iteration more.
 const FIRST: u32 = 4;
 
-/// Where so much is held at a time, to compare it takes more memory than to go on one by one.
+/// Spells that are compared at most: with more, comparing takes more memory than going on one by one.
 const MOST_HELD: u64 = 1 << 22;
 
-/// What is held of one class: by port, and of its SMs.
+/// Lists of what is held of one class: one for each port, and one for its SMs.
 const LISTS: usize = PORTS + 1;
 
 /// Whether strides may save something: a call has iterations left once two have been compared, and to go through its
@@ -81,19 +84,19 @@ pub fn can_stride(repeat: u32, body: &[Op]) -> bool {
     repeat > 2 && (is_long || repeat >= MANY && kernels_alone())
 }
 
-/// What each iteration adds once it repeats the one before.
+/// What each iteration adds once it repeats the one before; `d` is in ps.
 pub struct Pace {
     pub d: u64,
-    /// What is from before stays where it is, and decides nothing in the iterations.
+    /// Stamps from before this time, ps, stay where they are, and decide nothing in the iterations.
     pub floor: u64,
-    /// By class, and of each by lane.
+    /// Time waited, ps, by class and for each class by lane; and how often each segment ran.
     pub waited: Vec<u64>,
     pub runs: Vec<u64>,
-    /// The CPU of every class falls behind as the device does, rather than being ahead of it.
+    /// Whether the CPU of every class is `d` later each time, as the device is, rather than running ahead of it.
     pub host_keeps_pace: bool,
 }
 
-/// A stamp that an iteration left: on which cell of which name.
+/// A stamp that an iteration left: the name and the cell it is on, and whether it is of a read.
 pub struct Trace {
     name: usize,
     cell: usize,
@@ -101,28 +104,29 @@ pub struct Trace {
     stamp: Stamp,
 }
 
-/// Something that goes through calls.
+/// A way through a plan that comes to calls and repeats them.
 pub trait Course {
     fn ranks(&self) -> &Ranks;
     fn ranks_mut(&mut self) -> &mut Ranks;
     /// How often each segment ran.
     fn runs(&mut self) -> &mut Vec<u64>;
     fn atoms(&self, tensor: TensorId, slot: u32) -> Atoms;
-    /// Goes through the body of the call once.
+    /// Goes through the body of the call once, under the bindings `env`.
     fn once(&mut self, env: &Env) -> Result<()>;
-    /// Finds of calls that are over, to be filled again.
+    /// Finds of calls that are over, kept to be filled again.
     fn spare(&mut self) -> &mut Vec<Finds>;
 
-    /// Hears that the rest of a call is about to be taken in one stride: `before` is what the iteration before the
-    /// last found, and each of those left is `d` later.
+    /// Is told that the rest of a call is about to be taken in one stride: `before` is what the iteration before the
+    /// last found, and each iteration that is left is `d` later than the one before it.
     fn strides(&mut self, _before: &Finds, _d: u64) {}
 
-    /// How the iterations of a call are alike; none where slots meet in a way that changes.
+    /// How the iterations of a call are alike; `None` where slots meet in a way that changes from iteration to
+    /// iteration.
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
         self.compared(names, args, repeat, env)
     }
 
-    /// The same, found out anew.
+    /// [`alike`](Course::alike), found out anew.
     fn compared(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
         let classes = self.ranks().classes;
         let cells = |tensor: TensorId| {
@@ -132,15 +136,16 @@ pub trait Course {
         Alike::of(names, args, repeat, env, &cells).map(Rc::new)
     }
 
-    /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
+    /// Goes through the body `repeat` times. `names`: the slots that it touches; `None` where no strides may be taken.
+    /// Errors: those of [`once`](Course::once), a step longer than can be told.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
         let (mut earliest, mut led) = (outside, true);
-        // What the iteration before found, by how much later than the one before it, and so how often.
+        // What the iteration before found; and by how much later than the one before it, and how many times in a row.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
-            // What the first finds may be what all others find. How early it will begin is not known yet.
+            // What the first iteration finds may be what all others find. How early it will begin is not known yet.
             let since = if i > 0 { self.ranks().floor } else { outside };
             if let Some(alike) = alike.as_deref().filter(|_| since < u64::MAX) {
                 let mut finds = self.spare().pop().unwrap_or_default();
@@ -187,7 +192,8 @@ pub trait Course {
         Ok(())
     }
 
-    /// What iteration `i` finds, but for what is held: of that it counts what is over after `since`.
+    /// Fills `finds` with what iteration `i` finds, except for what is held: it counts the spells that are over after
+    /// `since`.
     fn find(&mut self, alike: &Alike, i: u32, since: u64, finds: &mut Finds) {
         finds.clear();
         finds.most_held = self.ranks().held_since(since);
@@ -217,7 +223,7 @@ pub trait Course {
         finds.host.extend_from_slice(&ranks.host);
     }
 
-    /// What is held that is over after the time that it was counted from.
+    /// Lists the spells that are over after the time from which they were counted, and the SMs that are held.
     fn find_held(&self, finds: &mut Finds) {
         for state in &self.ranks().state {
             for port in &state.ports {
@@ -229,7 +235,7 @@ pub trait Course {
         }
     }
 
-    /// Whether what these last iterations are the first to touch is from before the floor.
+    /// Whether the slots that the iterations left are the first to touch have stamps from before the floor.
     fn rest_is_early(&self, alike: &Alike, rest: Range<u32>) -> bool {
         let ranks = self.ranks();
         let early = |cells: Range<usize>| {
@@ -237,7 +243,7 @@ pub trait Course {
             early(&ranks.stamps.written[cells.clone()]) && early(&ranks.stamps.read[cells])
         };
         alike.walks.iter().all(|walk| {
-            // Slots one behind the other are looked at in one go.
+            // Slots that lie one behind the other are looked at in one go.
             if let Some(slots) = walk.run(rest.clone())
                 && early(walk.first + slots.start * walk.cells..walk.first + slots.end * walk.cells)
             {
@@ -246,15 +252,15 @@ pub trait Course {
             rest.clone().all(|j| {
                 let slot = walk.slot(j);
                 let first = walk.first + slot as usize * walk.cells;
-                // What nobody has touched is early: to look that up is cheaper than who has.
+                // A slot that nobody has touched is early: to look that up is cheaper than to find who has.
                 early(first..first + walk.cells)
                     || alike.touched(0..rest.start).any(|before| before == (walk.tensor, slot))
             })
         })
     }
 
-    /// The stamps that iteration `i` left, but for those from before the floor: of slots that all iterations share,
-    /// and of others.
+    /// The stamps that iteration `i` left, except for those from before the floor: on slots that all iterations share,
+    /// and on slots that are its own.
     fn traces(&self, alike: &Alike, i: u32) -> [Vec<Trace>; 2] {
         let (ranks, mut all) = (self.ranks(), [Vec::with_capacity(64), Vec::with_capacity(64)]);
         for (number, name) in alike.cells.iter().enumerate() {
@@ -270,7 +276,7 @@ pub trait Course {
         all
     }
 
-    /// Leaves in each of the iterations what `traces` left, `d` later than in the one before.
+    /// Leaves in each of the iterations the stamps of `traces`, `d` later than in the one before.
     fn retrace(&mut self, alike: &Alike, iterations: Range<u32>, traces: &[Trace], d: u64) {
         let stamps = &mut self.ranks_mut().stamps;
         let mut leave = |trace: &Trace, at: usize, n: u32| {
@@ -291,26 +297,26 @@ pub trait Course {
                 None => met.push(trace),
             }
         }
-        // Where two walks come upon the same slots, the later iteration has the last word.
+        // Where two walks come upon the same slots, the later iteration overwrites the stamps of the earlier.
         for (n, j) in (0..).zip(iterations) {
             met.iter().for_each(|trace| leave(trace, alike.cells[trace.name].of(j).start, n));
         }
     }
 
-    /// Adds what these last iterations do, each `d` later than the one before.
+    /// Takes the iterations `rest`, each `d` later than the one before, in one stride.
     fn take(&mut self, alike: &Alike, rest: Range<u32>, before: &Finds, d: u64) {
         let (floor, left) = (self.ranks().floor, rest.len() as u64);
         let [shared, walked] = self.traces(alike, rest.start - 1);
         self.retrace(alike, rest.clone(), &walked, d);
-        // A slot that all iterations share has the last one's stamps.
+        // A slot that all iterations share has the stamps of the last one.
         self.retrace(alike, rest.end - 1..rest.end, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
-        // Where programs are side by side, what is posted next may have begun before all of this.
+        // With several programs the guess stays: what is posted next may have begun before all of this.
         ranks.guess.iter_mut().filter(|guess| guess.posted.is_empty()).for_each(|guess| guess.later(by));
         ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
-        // Its own pace, whether that is the device's or it is ahead of it.
+        // The CPU goes on at its own pace, whether that is the device's or ahead of it.
         ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
         let width = before.waited.len() / ranks.classes;
         let ports = before.marks.chunks(PORTS);
@@ -332,7 +338,7 @@ pub trait Course {
     }
 }
 
-/// Adds all of `from`, which mostly is one.
+/// Adds all stamps of `from`, mostly a single one.
 fn extend(to: &mut Vec<Stamp>, from: &[Stamp]) {
     match *from {
         [one] => to.push(one),
@@ -353,7 +359,8 @@ impl Finds {
         self.most_held = 0;
     }
 
-    /// What an iteration adds, where `ranks` and `runs` are what the one after it finds, `d` later.
+    /// What each iteration adds, where this is what one iteration finds, and `ranks` and `runs` are what the next
+    /// finds, `d` later.
     pub fn pace(&self, ranks: &Ranks, runs: &[u64], d: u64) -> Pace {
         let waited = ranks.state.iter().flat_map(|state| &state.waited).zip(&self.waited);
         let runs = runs.iter().enumerate().map(|(s, now)| now - self.runs.get(s).copied().unwrap_or(0));
@@ -366,13 +373,14 @@ impl Finds {
         }
     }
 
-    /// What was held of one thing.
+    /// One of the lists of what is held, by its number.
     fn held(&self, list: usize) -> &[Held] {
         &self.held[list.checked_sub(1).map_or(0, |before| self.held_ends[before])..self.held_ends[list]]
     }
 
-    /// By how much everything that matters, but for what is held, is later than in `before`, what the iteration before
-    /// found, whose earliest start was `floor`; none if not all by the same. `led`: whether an op of it waited for the CPU.
+    /// By how much everything that matters, except what is held, is later than in `before`, what the iteration before
+    /// found, whose earliest start was `floor`; `None` if not all by the same. `led`: whether an op of it waited for
+    /// the CPU.
     fn later_than(&self, before: &Finds, alike: &Alike, floor: u64, led: bool) -> Option<u64> {
         if floor < before.held_since {
             return None;
@@ -382,7 +390,8 @@ impl Finds {
         let stamps = |now: &[Stamp], then: &[Stamp]| {
             now.iter().zip(then).all(|(n, t)| *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor))
         };
-        // What an op of this iteration or one before it left, only ops of its lane ask for: those come behind it anyway.
+        // Only ops of the same lane ask for a stamp that its own ops have left in this iteration or the one before, and
+        // they come behind it anyway.
         let in_order = |cell: usize, n: &Stamp, t: &Stamp| {
             n > t && alike.lanes[cell].is_some_and(|lane| n.lane() == lane && t.lane() == lane)
         };
@@ -402,13 +411,13 @@ impl Finds {
         all.then_some(d)
     }
 
-    /// Whether what is held is `d` later, too, and both have a list of it.
+    /// Whether what is held is `d` later, too; false where one of the two has no list of it.
     fn held_later_than(&self, before: &Finds, d: u64, floor: u64) -> bool {
         let held = |now: &[Held], then: &[Held], since: u64| {
             let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
             now.eq(then.iter().filter(|h| h.to > since).map(|h| (h.from + d, h.to + d, h.amount)))
         };
-        // Of each class a list by port, and then that of its SMs.
+        // Each class has a list for each port, and then one for its SMs.
         let of_class = |class: usize| {
             let list = |i: usize| (self.held(class * LISTS + i), before.held(class * LISTS + i));
             let ports = (0..PORTS).all(|i| {

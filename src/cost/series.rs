@@ -1,8 +1,8 @@
 //! A step, and the same step with more microbatches.
 //!
-//! Once an iteration over the microbatches repeats the one before it, every further one adds as much as it did, and
-//! what follows the last is only so much later. So a sweep over batch sizes walks a step once. Exact in picoseconds,
-//! as the stride is that it goes on with.
+//! Once an iteration over the microbatches repeats the one before it, every further one adds as much as that did, and
+//! what follows the last is later by as much and otherwise the same. So a sweep over batch sizes walks a step once. It
+//! is exact in picoseconds, as the stride that it lengthens is.
 
 use super::frame::Frame;
 use super::ranks::settle;
@@ -11,12 +11,12 @@ use crate::act::Tallies;
 use crate::plan::{Lane, Plan};
 use crate::timeline::{Timeline, Usage};
 
-/// Where a step stands at its end, or what a microbatch adds to that.
+/// The state of a step at its end, or what a microbatch adds to that; times in ps.
 pub(super) struct Standing {
     pub end: u64,
-    /// By class: what it waited for, see [`Ranks::waits`](super::ranks::Ranks::waits).
+    /// Time waited by class, for each class as [`Ranks::waits`](super::ranks::Ranks::waits) has it.
     pub waited: Vec<Vec<u64>>,
-    /// By segment: how often it ran.
+    /// How often each segment ran.
     pub runs: Vec<u64>,
 }
 
@@ -25,7 +25,7 @@ pub struct Series {
     /// What each segment counts when it runs once.
     pub(super) tallies: Vec<Tallies>,
     pub(super) whole: Standing,
-    /// None where a step with more of them has to be walked.
+    /// What each further microbatch adds; `None` where a step with more of them has to be walked.
     pub(super) each: Option<Standing>,
 }
 
@@ -35,7 +35,7 @@ impl Series {
         self.each.is_some()
     }
 
-    /// The step with so many microbatches `more`; `plan` and `frame` are those it was costed with.
+    /// The timeline of the step with `more` microbatches; `plan` and `frame` are those it was costed with.
     ///
     /// Panics if there are more and the series does not go on.
     pub fn timeline(&self, frame: &Frame, plan: &Plan, more: u64) -> Timeline {

@@ -12,8 +12,8 @@ use crate::plan::link::{Atoms, Env, resolve};
 use crate::plan::*;
 use std::rc::Rc;
 
-/// Costs `plan`, of which only sizes are looked at, on a frame of the same structure. None where names meet in
-/// another way than in the plan that the frame is of.
+/// Costs `plan`, of which only sizes are looked at, on a frame of the same structure. `None`: names meet in another way
+/// than in the plan that the frame is of. Errors: those of [`Acts::sheet`], a step longer than can be told.
 pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series>> {
     let mut acts = Acts::resume(plan, machine, &frame.fold, frame.known.take());
     let classes = frame.fold.representatives.len();
@@ -55,10 +55,10 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
     Ok(Some(series))
 }
 
-/// No more ways to bind the arguments of a call are kept.
+/// Choices of a call's arguments that are kept; where there are more, all are forgotten.
 const MOST_ALIKE: usize = 32;
 
-/// Where the slots of each tensor are among all atoms.
+/// Where the atoms of each tensor's slot 0 begin among all atoms.
 struct Slots {
     base: Vec<u32>,
     count: u32,
@@ -84,22 +84,23 @@ struct Sized<'f> {
     slots: Slots,
     /// How often each segment ran.
     runs: Vec<u64>,
-    /// What the atoms of the segment entered last are.
+    /// The atom that each number means in the segment entered last.
     now: Vec<u32>,
-    /// Where the atoms of each of its names begin.
+    /// Where the atoms of each name of that segment begin.
     firsts: Vec<u32>,
     spare: Vec<Finds>,
-    /// Names have met in another way than at linking.
+    /// Whether names have met in another way than at linking.
     unlike: bool,
     inputs: Vec<TensorId>,
-    /// What every microbatch of the program's call of them adds, once they are alike.
+    /// What every microbatch adds in the program's call of them, once they are alike; `None` until then.
     pace: Option<Pace>,
-    /// Behind that call: the ranks' earliest start, and whether the CPU led, are of what follows it.
+    /// Whether that call is over: from there on the ranks' earliest start, and whether the CPU led, are of what follows
+    /// it.
     last: bool,
 }
 
 impl Sized<'_> {
-    /// Goes through all of the program.
+    /// Goes through the whole program.
     fn walk(&mut self) -> Result<()> {
         self.scene(self.frame.scenes.len() - 1, &vec![])
     }
@@ -146,7 +147,7 @@ impl Sized<'_> {
         }
     }
 
-    /// Whether call number `op` of a scene is the program's, of the microbatches that are all alike.
+    /// Whether op `op` of a scene is the program's call of the microbatches that are all alike.
     fn is_of_microbatches(&self, (scene, op): (usize, u32)) -> bool {
         if scene + 1 != self.frame.scenes.len() {
             return false;
@@ -159,8 +160,9 @@ impl Sized<'_> {
         }
     }
 
-    /// Whether a step with more microbatches would only be so much later behind them. What the stride left where it
-    /// was must not be found there; and the CPU must lead nowhere if it does not fall behind with the device.
+    /// Whether a step with more microbatches only has everything behind them later by as much. Nothing behind them may
+    /// have found a time from before the floor, which the stride left where it was; and where the CPU does not fall
+    /// behind with the device, no op behind them may have waited for it.
     fn goes_on(&self, pace: &Pace) -> bool {
         let waits = || self.frame.segments.iter().any(|segment| segment.track.any_wait);
         self.ranks.floor >= pace.floor && (pace.host_keeps_pace || !self.ranks.host_led && !waits())
@@ -179,16 +181,16 @@ impl Sized<'_> {
     }
 }
 
-/// A plan in a call.
+/// A walk on a frame inside a call.
 struct Calls<'s, 'f> {
-    /// Scene of the caller, and op.
+    /// The scene of the caller, and the op of the call there.
     at: (usize, u32),
     scene: usize,
     sized: &'s mut Sized<'f>,
 }
 
 impl Calls<'_, '_> {
-    /// Where the atoms of what arguments bind begin.
+    /// Where the atoms begin that each argument binds.
     fn begins(&self, args: &[Arg], env: &Env) -> impl Iterator<Item = u32> {
         args.iter().map(|arg| {
             let (tensor, base) = resolve(arg.of(), env);
@@ -211,7 +213,7 @@ impl Course for Calls<'_, '_> {
     }
 
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
-        // Where nothing walks it does not matter how often.
+        // Where no argument walks, the iterations are alike however many there are.
         let named = |f: usize| names.iter().any(|name| name.of == TensorRef::Formal(f as u32));
         let walks = args.iter().enumerate().any(|(f, arg)| arg.period() > 1 && named(f));
         let head = [self.sized.slots.count, if walks { repeat } else { 0 }];

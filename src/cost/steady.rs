@@ -1,11 +1,12 @@
 //! The steady state of programs side by side, taken in one stride.
 //!
-//! Once a pipeline is filled its stages do over and over what they did, a microbatch further on. The crews know where
-//! the ops repeat ([`Moves`]: which slot comes in whose place); here it is told whether the times do. Every start is a
-//! maximum of found times plus constants, so what is found a period later in all that matters is done a period later;
-//! and what is from before the *floor*, the earliest moment that was asked about since, decided nothing and need not
-//! agree, see [`repeat`](super::repeat). What is left is to be as many periods later, each slot's times where its place
-//! is by then. That is exact in picoseconds, and sums of seconds are added up as often as they would have been.
+//! Once a pipeline is filled, its stages do the same over and over, a microbatch further on. The crews know where the
+//! ops repeat ([`Moves`]: which slot takes the place of which); here it is found whether the times repeat, too. Every
+//! start is a maximum of found times plus constants, so if all that matters is found a period later, everything is done
+//! a period later; and times before the *floor*, the earliest moment that was asked about since, decided nothing and
+//! need not agree, see [`repeat`](super::repeat). The periods left are taken at once: every time is as many periods
+//! later, and each slot's times go to where its place is by then. That is exact in picoseconds, and sums of seconds are
+//! added up as often as they would have been.
 
 use super::across::Posted;
 use super::ranks::{Held, Ranks, Stamp, Stamps};
@@ -18,7 +19,7 @@ use crate::plan::{Axis, Plan, TensorId};
 use crate::timeline::Usage;
 use rustc_hash::FxHashMap;
 
-/// What a crossing adds to a usage.
+/// A sum of a usage that a crossing adds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sum {
     Comm(Axis),
@@ -38,10 +39,10 @@ impl Sum {
     }
 }
 
-/// Where the ranks of a crew stood.
+/// The state of a crew's ranks at a mark.
 struct Stood {
     stamps: Stamps,
-    /// By class and port.
+    /// What holds each port, by class and port.
     ports: Vec<HeldPort>,
     owed: Vec<Owed>,
     sms: Vec<Vec<Held>>,
@@ -51,30 +52,30 @@ struct Stood {
     runs: Vec<u64>,
 }
 
-/// Where everyone stood.
+/// The state of all crews at a mark.
 struct Mark {
     crews: Vec<Stood>,
     posts: FxHashMap<PostId, (Vec<Stamp>, Vec<u64>)>,
-    /// What crossings have added since, by class.
+    /// What crossings have added since the mark: class, sum and amount.
     sums: Vec<(usize, Sum, f64)>,
 }
 
-/// Looks for a period.
+/// Looks for a period that repeats, and takes it in one stride.
 #[derive(Default)]
 pub struct Steady {
-    /// Round after round and crew after crew, until when each has computed.
+    /// Until when each crew has computed, ps, round after round and crew after crew.
     ends: Vec<u64>,
     mark: Option<Mark>,
 }
 
-/// Rounds that may be a period, at most: an interleaved pipeline has its chunks by turns.
+/// Rounds of a period, at most: an interleaved pipeline goes through its chunks by turns.
 const MOST: usize = 256;
 
-/// What has not started ends at no time, then as now.
+/// The ends, then and now, of a crossing that has not started.
 const NOT_STARTED: [u64; 2] = [0; 2];
 
 impl Steady {
-    /// After how many rounds everyone had computed later by the same.
+    /// How many rounds ago every crew had computed until earlier by the same amount; `None` if there was no such round.
     pub fn round(&mut self, walkers: &[Walker]) -> Option<usize> {
         let crews = walkers.len();
         self.ends.extend(walkers.iter().map(computed));
@@ -96,14 +97,15 @@ impl Steady {
         self.mark = Some(Mark { crews: crews.collect(), posts: posts.collect(), sums: vec![] });
     }
 
-    /// Notes what a crossing adds.
+    /// Notes what a crossing adds to a sum of a class.
     pub fn add(&mut self, class: usize, sum: Sum, by: f64) {
         if let Some(mark) = &mut self.mark {
             mark.sums.push((class, sum, by));
         }
     }
 
-    /// By how much later everything is than at the mark, if by the same; `posts`: crossings then, and as they are now.
+    /// By how much everything is later than at the mark, ps; `None` if not all by the same. `posts`: all crossings as
+    /// they are now.
     fn later(&self, at: &At, again: &Again, posts: &[Posted]) -> Option<u64> {
         let mark = self.mark.as_ref()?;
         let d = computed(at.walkers.first()?) - mark.crews.first()?.compute_end.first()?;
@@ -118,7 +120,8 @@ impl Steady {
         (posts_alike && alike.all(|alike| alike)).then_some(d)
     }
 
-    /// Takes what is done again in one stride, if times repeat too. `extra`: the sums of crossings, by class.
+    /// Takes the periods that crews can do again in one stride, if the times repeat, too; whether they did. `extra`:
+    /// the sums of crossings, by class.
     pub fn again(
         &mut self,
         (plan, atoms): (&Plan, &AtomTable),
@@ -152,19 +155,20 @@ impl Steady {
     }
 }
 
-/// Until when the first class of a crew has computed; a crew may have no ranks.
+/// Until when the first class of a crew has computed, ps; 0 for a crew without ranks.
 fn computed(walker: &Walker) -> u64 {
     walker.ranks.state.first().map_or(0, |state| state.compute_end)
 }
 
-/// Where everyone is.
+/// What a state is compared with: the plan, its atoms, and the walkers as they are now.
 struct At<'a, 'p> {
     plan: &'a Plan,
     atoms: &'a AtomTable,
     walkers: &'a [Walker<'p>],
 }
 
-/// Who is known to hold a port, how often it was held so far, and what it may have forgotten.
+/// The spells that are known to hold a port, how many it has had so far, and the time before which it may have
+/// forgotten some.
 struct HeldPort {
     held: Vec<Spell>,
     mark: usize,
@@ -192,7 +196,7 @@ impl Stood {
         }
     }
 
-    /// Whether all that matters is `d` later now.
+    /// Whether all that matters is `d` later now than here. `moves`: which slot takes the place of which.
     fn is_before(&self, walker: &Walker, d: u64, at: &At, moves: &Moves) -> bool {
         let (ranks, floor) = (&walker.ranks, walker.ranks.floor);
         let same = |now: &Stamp, then: &Stamp| *now == then.later(d) || (now.ps() < floor + d && then.ps() < floor);
@@ -207,13 +211,14 @@ impl Stood {
             && (0..at.plan.tensors.len() as TensorId).all(|tensor| self.slots_alike(ranks, at, (tensor, moves), &same))
     }
 
-    /// Whether ports and SMs are held `d` later, by whoever is not gone before the floor.
+    /// Whether ports and SMs are held `d` later now, by whatever is not over before the floor.
     fn holds_alike(&self, ranks: &Ranks, floor: u64, d: u64) -> bool {
         let ports = ranks.state.iter().flat_map(|state| &state.ports).zip(&self.ports).all(|(port, then)| {
             let mut held = vec![];
             port.since(floor + d, &mut |spell| held.push(spell));
             let later = |spell: &Spell| Spell { from: spell.from + d, to: spell.to + d, ..*spell };
-            // Who asked the port asked for no earlier time, and who comes next must not find that it has forgotten more.
+            // The ops since the mark asked the port for no earlier time, and those of the next period must not find
+            // that it has forgotten more.
             port.lost() <= floor.max(then.lost) + d
                 && held.into_iter().eq(then.held.iter().filter(|spell| spell.to > floor).map(later))
         });
@@ -229,7 +234,8 @@ impl Stood {
         ports && sms && owed.all(|alike| alike)
     }
 
-    /// Whether every slot of a tensor has the times of the one in whose place it is, and those that nobody touches theirs.
+    /// Whether every slot of a tensor has the times, `d` later, of the slot whose place it takes; and a slot that
+    /// nobody touches those that it had.
     fn slots_alike(
         &self,
         ranks: &Ranks,
@@ -241,7 +247,7 @@ impl Stood {
         let (now, then) = (&ranks.stamps, &self.stamps);
         (0..at.plan.tensors[tensor as usize].slots).all(|slot| {
             if moves.is_given(tensor) {
-                // Nobody waits for who reads it, as long as nobody writes it.
+                // A read of an input makes nobody wait as long as nobody writes it.
                 return now.written[cells(slot)].iter().all(|stamp| *stamp == Stamp::default());
             }
             match moves.of(tensor, slot) {
@@ -256,7 +262,7 @@ impl Stood {
         })
     }
 
-    /// What was done since is done so many `times` more, each `d` later.
+    /// Moves the state on by `times` periods of what was done since the mark, each `d` later than the one before.
     fn take(&self, walker: &mut Walker, (plan, atoms): (&Plan, &AtomTable), moves: &Moves, [d, times]: [u64; 2]) {
         let (ranks, by) = (&mut walker.ranks, d * times);
         let (floor, classes) = (ranks.floor, ranks.classes);
@@ -295,7 +301,7 @@ impl Stood {
     }
 }
 
-/// Where the stamps of a slot are.
+/// The cells of a slot: where its stamps are.
 fn cells(atoms: &AtomTable, tensor: TensorId, slot: u32, classes: usize) -> std::ops::Range<usize> {
     let atoms = atoms.slot(tensor, slot);
     atoms.first as usize * classes..(atoms.first + atoms.count) as usize * classes

@@ -1,7 +1,7 @@
-//! Which tensors make an op of one lane wait for one of another.
+//! Which tensors make an op of one lane wait for one of another: these *tell* the lanes of each other.
 //!
-//! The ops of a lane start and end in their order. So an op need not look at who touched its buffers last where only
-//! ops of its own lane do, and of a tensor that ops of one lane alone touch nothing has to be remembered at all. That is
+//! The ops of a lane start and end in their order. So an op that only ops of its own lane have touched a buffer before
+//! need not look for them, and nothing has to be remembered of a tensor that ops of one lane alone touch. That is
 //! nearly all of them: only what is sent or received, copied or gathered tells two lanes of each other.
 
 use super::track::Track;
@@ -27,7 +27,7 @@ impl Lanes {
         }
     }
 
-    /// Whether one of them is another than `lane`.
+    /// Whether a lane other than `lane` is among them.
     fn beside(self, lane: u16) -> bool {
         match self {
             Lanes::None => false,
@@ -37,19 +37,19 @@ impl Lanes {
     }
 }
 
-/// By tensor, the lanes that write it and those that read it.
+/// The lanes that write each tensor, and those that read it.
 pub struct Telling {
     writers: Vec<Lanes>,
     readers: Vec<Lanes>,
 }
 
 impl Telling {
-    /// Of a plan of one program.
+    /// The lanes of a plan of one program.
     pub fn new(plan: &Plan) -> Telling {
         Telling::of_body(plan, &plan.programs[0].ops, &vec![])
     }
 
-    /// Of ops alone, and what they call.
+    /// The lanes of these ops and of what they call, under the bindings `env`.
     pub fn of_body(plan: &Plan, ops: &[Op], env: &Env) -> Telling {
         let none = || vec![Lanes::None; plan.tensors.len()];
         let mut telling = Telling { writers: none(), readers: none() };
@@ -57,7 +57,7 @@ impl Telling {
         telling
     }
 
-    /// The lane of all ops that touch a tensor, if that is one.
+    /// The lane of all ops that touch a tensor; `None` if several do, or none.
     pub fn lane(&self, tensor: TensorId) -> Option<u16> {
         match [self.writers[tensor as usize], self.readers[tensor as usize]] {
             [Lanes::None, Lanes::One(lane)] | [Lanes::One(lane), Lanes::None] => Some(lane),
@@ -92,7 +92,7 @@ impl Telling {
         }
     }
 
-    /// Leaves out of a track what its lanes' order says anyway. `tensor_of`: whose an atom is.
+    /// Leaves out of a track the waits that its lanes' order implies. `tensor_of`: the tensor of an atom.
     pub fn shorten(&self, track: &mut Track, tensor_of: &dyn Fn(u32) -> TensorId) {
         let writers = |atom: u32| self.writers[tensor_of(atom) as usize];
         let readers = |atom: u32| self.readers[tensor_of(atom) as usize];
@@ -107,7 +107,8 @@ impl Telling {
             kept
         };
         let (after_write, after_reads) = (among(&track.after_write, &writers), among(&track.after_reads, &readers));
-        // What an op leaves is for those of other lanes: whoever touches what it wrote, whoever writes what it read.
+        // The stamps that an op leaves are for ops of other lanes: whoever touches what it wrote, whoever writes what
+        // it read.
         let asks = |atom: u32, node: u32| writers(atom).beside(lane(node)) || readers(atom).beside(lane(node));
         let (mut last_write, mut last_reads) = (track.last_write.clone(), track.last_reads.clone());
         last_write.retain(|&(atom, node)| asks(atom, node));

@@ -3,18 +3,18 @@
 use crate::plan::link::{Csr, Line};
 use crate::plan::*;
 
-/// The edges of a line, apart from the plan that it came from. What it waits for from before it began, and leaves
-/// behind, are numbers to be looked up among the atoms of the moment.
+/// The edges of a line, apart from the plan that it came from. What the line waits for from before it began, and what
+/// it leaves behind, are atoms by number, to be looked up among the atoms of the moment.
 #[derive(Debug, Clone)]
 pub struct Track {
     pub lane: Vec<u16>,
     pub is_kernel: Vec<bool>,
-    /// The CPU issues nothing behind it before it is over.
+    /// Whether the CPU issues nothing behind the op before it is over.
     pub is_wait: Vec<bool>,
     pub any_wait: bool,
     pub preds: Csr,
     pub first_on_lane: Vec<bool>,
-    /// Atoms whose last write an op waits for, and those whose last reads.
+    /// Atoms whose last write the op waits for, by op; and atoms whose last reads it waits for.
     pub after_write: Csr,
     pub after_reads: Csr,
     pub last_on_lane: Vec<(u16, u32)>,
@@ -51,14 +51,14 @@ impl Track {
         self.lane.len()
     }
 
-    /// The atoms that it looks up or leaves stamps of, some of them more than once.
+    /// The atoms that the line looks up or leaves stamps of, some of them more than once.
     pub fn atoms(&self) -> impl Iterator<Item = u32> {
         let waits = self.after_write.items.iter().chain(&self.after_reads.items);
         let left = self.last_write.iter().chain(&self.last_reads);
         waits.copied().chain(left.map(|&(atom, _)| atom))
     }
 
-    /// Gives the atoms from before and after other numbers.
+    /// Gives other numbers to the atoms from before the line and after it.
     pub fn renumber(&mut self, number: &dyn Fn(u32) -> u32) {
         self.after_write.items.iter_mut().chain(&mut self.after_reads.items).for_each(|atom| *atom = number(*atom));
         self.last_write.iter_mut().chain(&mut self.last_reads).for_each(|(atom, _)| *atom = number(*atom));

@@ -1,4 +1,4 @@
-//! Walks a plan, segment by segment: a segment is a run of ops between calls; or all of it, spliced flat.
+//! Walks a plan, segment by segment (a segment is a run of ops between calls), or op by op with all calls spliced.
 
 use super::alike::Names;
 use super::ranks::Ranks;
@@ -16,7 +16,8 @@ use crate::plan::*;
 use crate::timeline::Span;
 use std::rc::Rc;
 
-/// Walks a plan of one program, or of several op by op.
+/// Walks a plan: one program segment by segment, several op by op. Errors: more than 200 lanes, a deadlock, those of
+/// [`Acts::sheet`].
 pub fn run(
     plan: &Plan,
     machine: Machine,
@@ -34,11 +35,11 @@ pub fn run(
     }
 }
 
-/// What every class does on a line, and in which order.
+/// A line made ready to be walked: what every class does on it, and in which order.
 struct Compiled {
     sheet: Sheet,
     tracks: Vec<Track>,
-    /// Absent where ranks are in step.
+    /// The order of starts and ends; `None` where ranks are in step.
     order: Option<Vec<Moment>>,
     width: usize,
 }
@@ -46,16 +47,16 @@ struct Compiled {
 pub struct Walker<'p> {
     pub plan: &'p Plan,
     pub effort: Effort,
-    /// Every op meets only itself, so that all ranks go through their line side by side.
+    /// Whether every op meets only itself, so that all ranks go through their line side by side.
     in_step: bool,
     pub atoms: Rc<AtomTable>,
     pub ranks: Ranks,
     fold: &'p Fold,
     acts: Acts<'p>,
     segments: Segments<'p>,
-    /// By segment; or the one line of all.
+    /// The segments by number; or the one set of lines of all programs.
     compiled: Vec<Rc<Compiled>>,
-    /// How often each ran: what it counts is multiplied at the end.
+    /// How often each entry of `compiled` ran: its tallies are multiplied by that at the end.
     pub runs: Vec<u64>,
     pub names: Names,
     spare: Vec<Finds>,
@@ -94,7 +95,7 @@ impl<'p> Walker<'p> {
         })
     }
 
-    /// None if something was asked for that had been forgotten.
+    /// Walks the plan; `None` if something was asked for that had been forgotten.
     fn run(mut self) -> Result<Option<Found>> {
         let plan = self.plan;
         if self.effort.stride && !self.effort.spans && self.in_step && segment::show_all(plan) {
@@ -106,12 +107,12 @@ impl<'p> Walker<'p> {
         Ok((!self.ranks.missed).then(|| self.found(end)))
     }
 
-    /// Runs ops of the program between two calls.
+    /// Runs ops of the program between two calls. Errors: those of [`Acts::sheet`].
     pub fn run_ops(&mut self, ops: &'p [Op]) -> Result<()> {
         self.segment(None, ops, &Env::new())
     }
 
-    /// Every op of every rank, spliced flat.
+    /// Walks every op of every rank, all calls spliced.
     fn whole(&mut self) -> Result<()> {
         let programs = 0..self.plan.programs.len() as u32;
         let lines = programs.map(|p| Line::program(self.plan, &self.atoms, p)).collect::<Result<Vec<Line>>>()?;
@@ -125,7 +126,7 @@ impl<'p> Walker<'p> {
         Ok(())
     }
 
-    /// Walks a body: segments and calls in turn.
+    /// Walks a body: its segments and calls in turn. Errors: those of [`Acts::sheet`], a step longer than can be told.
     pub fn body(&mut self, block: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<()> {
         for part in segment::parts(ops) {
             match part {
@@ -136,7 +137,7 @@ impl<'p> Walker<'p> {
         Ok(())
     }
 
-    /// Runs a block `repeat` times.
+    /// Runs a block `repeat` times. Errors: those of [`body`](Walker::body).
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let names = (self.effort.stride && can_stride(repeat, &self.plan.blocks[block as usize].ops))
             .then(|| self.names.of(self.plan, block));
@@ -172,7 +173,7 @@ impl<'p> Walker<'p> {
         Ok(Compiled { sheet, tracks, order, width })
     }
 
-    /// Runs lines once: a segment's, or one of each program.
+    /// Runs compiled lines once: a segment's line, or one of each program.
     fn evaluate(&mut self, compiled: &Compiled) {
         let (ranks, sheet, now) = (&mut self.ranks, &compiled.sheet, &self.segments.now);
         let Some(order) = &compiled.order else { return ranks.run(sheet, &compiled.tracks[0], now) };
@@ -201,7 +202,7 @@ impl<'p> Walker<'p> {
         }
     }
 
-    /// What was found of a step that is over at `end`.
+    /// What the walk found, the step being over at `end`.
     pub fn found(self, end: u64) -> Found {
         let (lanes, kernels) = (&self.plan.lanes, self.acts.kernel_names());
         let mut sum = Tallies::new(kernels.len(), lanes.len(), self.ranks.classes);
@@ -217,7 +218,7 @@ impl<'p> Walker<'p> {
     }
 }
 
-/// A walker in a call.
+/// A walker inside a call.
 struct Calls<'w, 'p> {
     block: BlockId,
     walker: &'w mut Walker<'p>,

@@ -11,7 +11,8 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::SlotId;
 use crate::plan::{Plan, check};
 
-/// What a rank has of each tensor that lives from step to step, slot by slot; none where it has no place.
+/// A rank's memory that lives from step to step: each tensor by name, slot by slot; `None` where a slot has no place in
+/// the rank's memory.
 type Memory = Vec<(String, Vec<Option<Data>>)>;
 
 pub(super) fn run<T: Scalar>(mut plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {

@@ -52,7 +52,7 @@ impl Data {
         self.len() * size
     }
 
-    /// Adds elementwise what has the same dtype and length.
+    /// Adds data of equal dtype and length, element by element.
     pub fn add(&mut self, other: &Data) {
         match (self, other) {
             (Data::F64(a), Data::F64(b)) => sum(a, b),
@@ -72,7 +72,7 @@ impl Data {
         }
     }
 
-    /// As sums are kept: two bytes become four.
+    /// The data in the dtype that sums are kept in: two bytes an element become four.
     pub fn widened(self) -> Data {
         match self {
             Data::Bf16(v) => Data::F32(v.into_iter().map(from_bf16).collect()),
@@ -80,7 +80,7 @@ impl Data {
         }
     }
 
-    /// Back from what [`widened`](Data::widened) made of it.
+    /// The data in its own dtype `dtype` again, after [`widened`](Data::widened).
     pub fn narrowed(self, dtype: Dtype) -> Data {
         match (self, dtype) {
             (Data::F32(v), Dtype::Bf16) => Data::Bf16(v.into_iter().map(to_bf16).collect()),
@@ -88,7 +88,7 @@ impl Data {
         }
     }
 
-    /// Some of its elements.
+    /// A copy of some of its elements.
     pub fn part(&self, elems: Range<u64>) -> Data {
         let at = elems.start as usize..elems.end as usize;
         match self {
@@ -100,7 +100,7 @@ impl Data {
         }
     }
 
-    /// One behind the other, all of one dtype; empty and f32 where there are none.
+    /// Data of one dtype joined end to end; empty and f32 where there are no parts.
     pub fn concat(parts: impl Iterator<Item = Data>) -> Data {
         let join = |mut all: Data, next: Data| {
             match (&mut all, &next) {
@@ -126,7 +126,7 @@ impl Data {
         }
     }
 
-    /// What [`to_bytes`](Data::to_bytes) has taken apart.
+    /// Data of the bytes that [`to_bytes`](Data::to_bytes) has made.
     pub fn from_bytes(bytes: &[u8], dtype: Dtype) -> Data {
         match dtype {
             Dtype::F64 => Data::F64(bytemuck::pod_collect_to_vec(bytes)),
@@ -281,7 +281,8 @@ impl<'p> Arena<'p> {
         }
     }
 
-    /// The same, into memory that was used before: of the part's dtype and length.
+    /// Reads a part into memory that was used before, which is of the part's dtype and length; `None`: into fresh
+    /// memory.
     pub fn read_into(&self, part: &Part, spare: Option<Data>) -> Data {
         let Some(mut data) = spare else { return self.read(part) };
         match &mut data {
@@ -314,7 +315,7 @@ impl<'p> Arena<'p> {
         }
     }
 
-    /// Copies a part to another one of the same memory, dtype and length.
+    /// Copies a part to another one of the same memory, dtype and length. Errors: it is of others.
     pub fn copy(&mut self, from: &Part, to: &Part) -> Result<(), String> {
         if (from.bytes.len(), from.dtype, from.host) != (to.bytes.len(), to.dtype, to.host) {
             return Err(format!("{} bytes are copied to {}", from.bytes.len(), to.bytes.len()));
@@ -326,7 +327,7 @@ impl<'p> Arena<'p> {
         Ok(())
     }
 
-    /// Stores data of the part's dtype and length.
+    /// Stores data of the part's dtype and length. Errors: it is of others.
     pub fn write(&mut self, part: &Part, data: &Data) -> Result<(), String> {
         if data.bytes() != part.bytes.len() as u64 {
             return Err(format!("{} bytes arrive for {}", data.bytes(), part.bytes.len()));
@@ -356,7 +357,7 @@ impl<'p> Arena<'p> {
         self.read(&self.row_part(place, row))
     }
 
-    /// Stores a row, or zeros.
+    /// Stores a row; `None`: zeros. Errors: those of [`write`](Arena::write).
     pub fn put_row(&mut self, place: &Place, row: u64, data: Option<Data>) -> Result<(), String> {
         let part = self.row_part(place, row);
         let zeros = || Data::from_bytes(&vec![0; part.bytes.len()], part.dtype);
@@ -383,6 +384,6 @@ impl<'p> Arena<'p> {
 pub struct Part {
     pub bytes: Range<usize>,
     pub dtype: Dtype,
-    /// Of the host's memory.
+    /// Whether the bytes are of the host's memory; else of the device's.
     pub host: bool,
 }

@@ -29,7 +29,7 @@ pub fn given(plan: &Plan, feed: &AttentionFeed, seed: u64) -> Tensors {
     all
 }
 
-/// Uniform with variance one, as normalised activations have.
+/// Seeded numbers of an operand, uniform with variance one, as normalised activations have.
 fn seeded(plan: &Plan, feed: &AttentionFeed, held: &Held, seed: u64) -> Vec<f64> {
     let mut rng = stream(seed, &held.what.name());
     let n = feed.spec.batch * feed.spec.seq_len * held.what.row(&feed.spec).iter().product::<u64>();

@@ -7,7 +7,7 @@ use std::time::Instant;
 pub enum How {
     /// Copied out of memory and handed over.
     Post,
-    /// Taken and copied into memory; so is what a member of a collective has itself.
+    /// Taken and copied into memory. What a member of a collective has itself is copied as this, too.
     Take,
     /// Taken and added to what is there.
     Add,

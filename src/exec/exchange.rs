@@ -29,7 +29,7 @@ pub struct Exchange {
     to: Layout,
     src: Vec<Place>,
     dst: Vec<Place>,
-    /// Dtype and elements of a row of each buffer, as it travels.
+    /// Dtype and number of elements of a row of each buffer, as it travels.
     widths: Vec<(Dtype, u64)>,
     /// Whether a buffer of tokens has a number for each choice, which travel one by one.
     spread: Vec<bool>,
@@ -39,13 +39,14 @@ pub struct Exchange {
     round: usize,
     sent: bool,
     running: bool,
-    /// Rows that this rank has.
+    /// Rows that this rank has at the moment, its own and those that came.
     held: FxHashMap<RowId, Row>,
     /// Messages of the round, by sender and number, that have arrived.
     arrived: BTreeMap<(u32, u32), Vec<u8>>,
 }
 
 impl Exchange {
+    /// Starts the exchange of an op. Errors: its route is balanced, which does not say which rows go.
     pub fn start(shared: &Shared, rank: u32, line: &Line, node: u32, group: &Group, arena: &Arena) -> Result<Exchange> {
         let OpKind::Exchange { route: number, algo, phase, .. } = &line.nodes[node as usize].op.kind else {
             unreachable!("only exchanges exchange")
@@ -127,7 +128,8 @@ impl Exchange {
         }
     }
 
-    /// Moves on as far as messages allow; says whether it moved.
+    /// Moves the exchange on as far as messages allow; returns whether it moved. Errors: rows that do not fit where
+    /// they belong.
     pub fn poll(&mut self, shared: &Shared, arena: &mut Arena) -> Result<bool> {
         let mut moved = false;
         if !self.running {
@@ -190,7 +192,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether everything of the round has arrived.
+    /// Receives the messages of the round that have come; returns whether all of them have.
     fn receive(&mut self, shared: &Shared) -> bool {
         let expected: Vec<(u32, u32, Key)> =
             self.messages(|m| m.to == self.here).iter().map(|(n, m)| (m.from, *n, self.key(m, *n))).collect();
@@ -266,7 +268,7 @@ impl Exchange {
     }
 }
 
-/// Sums in the order given: what is kept in two bytes is added in four, and rounded once.
+/// The sum of rows in the order given: what is kept in two bytes is added in four, and rounded once.
 fn sum(mut rows: impl Iterator<Item = Row>) -> Row {
     let first = rows.next().expect("a row at least");
     let Some(second) = rows.next() else { return first };

@@ -17,7 +17,7 @@ pub struct Gather {
     rank: u32,
     kind: CollectiveKind,
     members: Vec<u32>,
-    /// The same collective's op on each member.
+    /// The number of this collective's op in each member's line.
     nodes: Vec<u32>,
     here: usize,
     rounds: Vec<Vec<Hop>>,
@@ -28,7 +28,7 @@ pub struct Gather {
     /// Parts of the sources and of the destination that hops name.
     src: Vec<Part>,
     dst: Vec<Part>,
-    /// Sums on their way, by part.
+    /// Partial sums on their way, by the part they are of.
     sums: FxHashMap<usize, Data>,
 }
 
@@ -86,7 +86,7 @@ impl Gather {
         Ok(gather)
     }
 
-    /// A collective is named by its first member and that member's op.
+    /// The name of this collective at the hub: its first member, and that member's op.
     fn meeting(&self) -> (u32, u32) {
         (self.members[0], self.nodes[0])
     }
@@ -103,7 +103,7 @@ impl Gather {
         format!("round {} from rank {}", self.round, from.map_or(self.rank, |h| self.members[h.from]))
     }
 
-    /// Moves on as far as messages allow; says whether it moved.
+    /// Moves the collective on as far as messages allow; returns whether it moved.
     pub fn poll(&mut self, shared: &Shared, arena: &mut Arena, log: &mut Log) -> Result<bool> {
         let mut moved = false;
         if !self.running {
@@ -135,7 +135,8 @@ impl Gather {
         Ok(moved)
     }
 
-    /// What a member has of the result before anything arrives. Returns the bytes that were copied: none in place.
+    /// Copies into the result what a member has of it before anything arrives. Returns the bytes that were copied: none
+    /// where both are one place.
     fn own_part(&mut self, arena: &mut Arena) -> Result<u64> {
         match self.kind {
             CollectiveKind::AllReduce => (0..self.src.len()).map(|i| self.copy(arena, i, i)).sum(),
@@ -156,7 +157,7 @@ impl Gather {
         arena.write(part, data).map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))
     }
 
-    /// Adds what arrived to what is there.
+    /// Adds what arrived to a part of memory.
     fn add(&self, arena: &mut Arena, part: &Part, data: &Data) -> Result<()> {
         if (data.bytes(), data.dtype()) != (part.bytes.len() as u64, part.dtype) {
             let why = format!("{} bytes arrive to be added to {}", data.bytes(), part.bytes.len());

@@ -44,7 +44,7 @@ impl Injection {
         (self.fault, self.rank) == (fault, rank)
     }
 
-    /// Refuses what cannot happen to a plan.
+    /// Errors: a fault that cannot happen to a plan, which has no such rank, or one rank alone and no peers.
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let (ranks, name) = (plan.ranks(), self.fault.name());
         let wrong = |why: String| Err(Error::spec("the command line", "--inject", why));

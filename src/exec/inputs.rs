@@ -16,7 +16,7 @@ fn coordinate(plan: &Plan, shard: &Shard, rank: u32) -> (u64, u64) {
     (mesh.coord(rank, shard.axis).into(), mesh.degree(shard.axis).into())
 }
 
-/// Where each element that a rank has of a weight stands in the whole; `None`: it is there to fill up alone.
+/// Where each element that a rank has of a weight stands in the whole weight; `None`: padding, which stands nowhere.
 pub fn places(plan: &Plan, param: &Param, rank: u32) -> Vec<Option<u64>> {
     let Some(shard) = &param.shard else { return (0..param.shape.iter().product()).map(Some).collect() };
     let (at, ranks) = coordinate(plan, shard, rank);
@@ -42,7 +42,7 @@ pub fn slot(plan: &Plan, atoms: &AtomTable, tensor: TensorId, slot: u32) -> Plac
     atoms.place(plan, Buf { of: TensorRef::Tensor(tensor), slot, rows: None }, &[])
 }
 
-/// What every rank is given a part of; computed once for all of them.
+/// The tensors that every rank is given a part of; computed once for all of them.
 pub fn shared(plan: &Plan, seed: u64) -> attention_io::Tensors {
     match &plan.feed {
         Feed::Tokens(_) => attention_io::Tensors::new(),
@@ -127,8 +127,8 @@ fn fed_tokens(plan: &Plan, inputs: &Inputs, rank: u32, (source, step): (&Source,
     fed
 }
 
-/// Where a rank has scales of norms, or what else is a number for each channel and no bias: in weights, and in the
-/// optimizer's copies of them.
+/// Where a rank has scales of norms, or other weights with a number for each channel that are no bias: in the weights,
+/// and in the optimizer's copies of them.
 pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, Range<u64>)> {
     let scales = |p: &&Param| has(plan, p, rank) && p.shape.len() == 1 && !p.name.ends_with(".bias");
     let mut all = vec![];
@@ -140,7 +140,7 @@ pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, Range<u64>)> {
             continue;
         };
         let share = share(plan, master, rank);
-        // What a rank has of them in its share, counted from there.
+        // The part of these elements that is in the rank's share, counted from the share's start.
         let (first, last) = (from.max(share.start), to.min(share.end));
         let part = first.saturating_sub(share.start)..last.saturating_sub(share.start);
         let weight = if master.shared { part.clone() } else { from..to };

@@ -17,7 +17,8 @@ fn available() -> Option<u128> {
     Some(limit.map_or(system, |limit| system.min(limit.saturating_sub(used))))
 }
 
-/// Refuses what this machine's memory cannot hold, before it is asked for. `layouts`: of each program.
+/// Errors: ranks need more than nine tenths of this machine's free memory, which is said before any is asked for.
+/// `layouts`: of each program.
 pub fn fits(plan: &Plan, layouts: &[Layout]) -> Result<()> {
     let bytes = |rank: u32| {
         let layout = &layouts[plan.program_of(rank) as usize];

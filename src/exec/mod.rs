@@ -58,11 +58,12 @@ pub struct Options {
     /// Keep gradients, new weights and hidden states of every step (they are large), and fill every slot with NaN
     /// after its last use: for a run whose numbers are looked at. Otherwise it is the times that count.
     pub keep: bool,
-    /// How slow the links between ranks are; none: as fast as threads hand over.
+    /// How slow the links between ranks are made; `None`: as fast as threads hand over.
     pub throttle: Option<Throttle>,
-    /// What goes wrong, in the last step.
+    /// The fault that happens on purpose in the last step; `None`: nothing goes wrong.
     pub inject: Option<Injection>,
-    /// Other runs that begin each step at the same moment, to see what they do to each other; each has one device.
+    /// Where other runs that begin each step at the same moment are waited for, to see what they do to each other; each
+    /// has one device. `None`: this run is alone.
     pub beside: Option<Arc<Barrier>>,
     /// Whose kernels do attention on GPUs.
     pub attention: Attention,
@@ -82,7 +83,8 @@ pub struct Job<'a> {
     pub steps: u64,
     /// Keep of the last step what [`Options::keep`] keeps of every one, and the logits.
     pub keep_last: bool,
-    /// Sees the ranks' memories before the first step and after each. Of threads alone: GPUs are not looked at.
+    /// Whom to show the ranks' memories before the first step and after each, if all ranks are in this process, as
+    /// threads or on GPUs; `None`: nobody.
     pub watch: Option<&'a dyn Watch>,
 }
 
@@ -91,7 +93,7 @@ impl<'a> Job<'a> {
         Job { source, steps, keep_last: false, watch: None }
     }
 
-    /// The numbers of its steps: those of the run that it goes on from count.
+    /// The numbers of the job's steps: they go on from those of the run that it continues.
     pub fn numbers(&self) -> std::ops::RangeInclusive<u64> {
         self.source.before.steps + 1..=self.source.before.steps + self.steps
     }
@@ -100,22 +102,22 @@ impl<'a> Job<'a> {
 /// What a run brought.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Measured, a class a rank, with every op's span.
+    /// The measured times: a class for each rank, with every op's span.
     pub timeline: Timeline,
-    /// Seconds that each op of each rank, if it is a kernel, had a core: less than its span where somebody else had it.
-    /// Of an exchange of rows, what the rank did for it and not what it waited.
+    /// Seconds that each op of each rank had a core, by rank and op: of a kernel less than its span where somebody else
+    /// had the core; of an exchange of rows what the rank did for it, without its waits; of other ops 0.
     pub on_core: Vec<Vec<f64>>,
     /// What each rank copied for messages, transfers and collectives alike; nothing on GPUs.
     pub copied: Vec<Vec<Copied>>,
-    /// Mean over the tokens of the global batch; NaN for a plan that has none.
+    /// The loss, a mean over the tokens of the global batch; NaN for a plan that has none.
     pub loss: f64,
     /// Bytes that each rank sent, counted in the transport.
     pub sent_bytes: Vec<u64>,
     /// Most bytes that each rank had in use, counted at its allocator.
     pub peak_bytes: Vec<u64>,
-    /// The same of its part of the host's memory.
+    /// Most bytes of its part of the host's memory that each rank had in use, counted at its allocator.
     pub host_peak_bytes: Vec<u64>,
-    /// By weight name, summed over ranks as the plan does it.
+    /// Gradients by weight name, summed over ranks as the plan does it.
     pub grads: BTreeMap<String, Vec<f64>>,
     /// Weights after the optimizer step, by name, from rank 0.
     pub weights: BTreeMap<String, Vec<f64>>,
@@ -123,9 +125,9 @@ pub struct Run {
     pub hidden: Vec<Vec<f64>>,
     /// Logits [seq * vocab] of every sequence of the global batch, where they were asked for.
     pub logits: Vec<Vec<f64>>,
-    /// Of an attention-only plan: what it was run for, by operand, in the order of the sequence.
+    /// What an attention-only plan was run for, by operand, in the order of the sequence; empty for other plans.
     pub tensors: BTreeMap<String, Vec<f64>>,
-    /// Whose kernels did attention, on GPUs.
+    /// Whose kernels did attention, on GPUs; `None` on threads.
     pub attention: Option<String>,
 }
 
@@ -147,15 +149,17 @@ fn one_step<T>(seed: u64, train: impl FnOnce(&Job, &mut dyn FnMut(T) -> Result<(
 }
 
 /// Trains for the steps of `job`, each on new tokens and on the weights that the one before has left. `each` is
-/// given every step as it ends, counted from 1.
+/// given every step as it ends, with its number in [`Job::numbers`]. Errors: an unsound plan, one that this machine's
+/// memory cannot hold; a rank that stops, with its op; those of `each`.
 pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64, Run) -> Result<()>) -> Result<()> {
     check::check(plan)?;
     unchecked(plan, options, job, each)
 }
 
 /// Trains where the plan changes from step to step, as that of a mixture does whose routers choose anew: `each` is given
-/// the plan that a step ran and what it brought, and returns the next step's; none: the same again. All plans have the
-/// same weights and optimizer states, which go from one to the next by name. Weights are in every [`Run`].
+/// the plan that a step ran and what it brought, and returns the next step's; `None`: the same again. All plans have
+/// the same weights and optimizer states, which go from one to the next by name. Weights are in every [`Run`]. Errors:
+/// those of [`train`].
 pub fn train_anew(plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {
     if computes_in_f64(&plan) {
         anew::run::<f64>(plan, options, job, each)
@@ -164,7 +168,7 @@ pub fn train_anew(plan: Plan, options: &Options, job: &Job, each: Anew) -> Resul
     }
 }
 
-/// Told what a step brought, says which plan is next.
+/// Is given a step's number, plan and results, and returns the plan of the next step; `None`: the same plan again.
 pub type Anew<'a> = &'a mut dyn FnMut(u64, &Plan, Run) -> Result<Option<Plan>>;
 
 /// Kernels compute in f32, or in f64 where a tensor has it.

@@ -41,7 +41,7 @@ impl<'m> Operands<'m> {
         Operands { written, shared }
     }
 
-    /// An operand as the kernel reads it; none where it is one that is written.
+    /// An operand as the kernel reads it; `None` where it is one of those that are written.
     pub fn read<T: Scalar>(&self, part: &Part) -> Option<Cow<'m, [T]>> {
         if self.written.iter().any(|(w, _)| w.bytes == part.bytes) {
             return None;
@@ -54,7 +54,7 @@ impl<'m> Operands<'m> {
     }
 }
 
-/// The same bytes in ranges that are apart, in rising order.
+/// The bytes of some ranges, which may overlap, as ranges that are apart, in rising order.
 fn union(mut all: Vec<Range<usize>>) -> Vec<Range<usize>> {
     all.sort_by_key(|at| at.start);
     let mut out: Vec<Range<usize>> = vec![];
@@ -103,7 +103,7 @@ impl<'m, T: Scalar> Out<'m, T> {
         }
     }
 
-    /// Rounds what is stored in another dtype.
+    /// Stores the result: rounds it where it is kept in another dtype than it was computed in.
     pub fn store(self) {
         let Out::Converted { values, dtype, bytes } = self else { return };
         fn each<T: Scalar, E: Pod>(bytes: &mut [u8], values: &[T], to: impl Fn(f64) -> E) {

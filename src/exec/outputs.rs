@@ -38,7 +38,7 @@ pub fn kept(plan: &Plan, all: bool) -> Vec<SlotId> {
     tensors.into_iter().flat_map(|t| slots_of(plan, t)).collect()
 }
 
-/// Those that microbatches leave their hidden states in, by turns.
+/// The slots that microbatches leave their hidden states in, by turns.
 fn hidden_slots(inputs: &Inputs) -> impl Iterator<Item = SlotId> {
     let (tensor, first) = (inputs.hidden, inputs.hidden_slot);
     (first..first + inputs.hidden_turns).map(move |slot| SlotId { tensor, slot })
@@ -107,7 +107,7 @@ fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) 
     Some(whole)
 }
 
-/// A weight that nobody has whole.
+/// A weight that no rank has whole, put together from the ranks' shares of its master copy.
 fn whole(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) -> Option<Vec<f64>> {
     let master = plan.masters.iter().find(|m| m.weight == weight && m.shared)?;
     let members = master.group.as_ref()?.members(&plan.views, rank);
@@ -116,7 +116,7 @@ fn whole(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) -> 
     Some(parts.collect::<Option<Vec<_>>>()?.concat())
 }
 
-/// A summed gradient that the ranks which hold the same weights as `rank` have in shares.
+/// A summed gradient, put together from the shares of the ranks which hold the weights that `rank` holds.
 fn shares(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) -> Option<Vec<f64>> {
     let master = plan.masters.iter().find(|m| m.weight == weight)?;
     let members = master.group.as_ref()?.members(&plan.views, rank);

@@ -43,7 +43,7 @@ impl Pair {
         Key { from, to: 1 - from, node: round, part: 0 }
     }
 
-    /// When it began, and when the message was handed over.
+    /// Sends a round's message. Returns when that began, and when the message was handed over.
     fn post(&self, rank: u32, round: u32, memory: &mut Memory) -> (f64, f64) {
         let begun = self.now();
         let place = memory.next();
@@ -58,7 +58,7 @@ impl Pair {
         (begun, self.now())
     }
 
-    /// When the thread was awake to take what the other has sent, and when that was where it belongs.
+    /// Takes a round's message. Returns when the thread was awake to take it, and when it was where it belongs.
     fn take(&self, rank: u32, round: u32, memory: &mut Memory) -> Option<(f64, f64)> {
         let (awake, data) = self.wait(rank, self.key(1 - rank, round))?;
         memory.take(&data, round % 2 == 1);
@@ -66,7 +66,7 @@ impl Pair {
         Some((awake, self.now()))
     }
 
-    /// Waits for a message: when the thread was awake to take it, and the message.
+    /// Waits for a message. Returns when the thread was awake to take it, and the message.
     fn wait(&self, rank: u32, key: Key) -> Option<(f64, Data)> {
         loop {
             let seen = self.hub.news(rank);
@@ -134,7 +134,8 @@ fn every_second(all: &[Message]) -> (Vec<Message>, Vec<Message>) {
     (every(0), every(1))
 }
 
-/// The same with both threads at it: each sends, and then takes what the other has sent, as in a collective.
+/// Messages as of [`messages`] with both threads at it: each sends, and then takes what the other has sent, as in a
+/// collective.
 pub fn crossing(bytes: u64, rounds: u32) -> (Vec<Message>, Vec<Message>) {
     let pair = &Pair::new(bytes);
     let side = move |rank: u32| {
@@ -177,7 +178,7 @@ impl Memory {
         &mut self.all[from..from + self.elems]
     }
 
-    /// As a transfer writes what it brings, or as a collective adds it.
+    /// Takes a message into memory: copies it as a transfer does, or adds it as a collective does.
     fn take(&mut self, data: &Data, add: bool) {
         let Data::F32(values) = data else { unreachable!("a probe sends floats") };
         let place = self.next();

@@ -26,15 +26,15 @@ pub type Times = Vec<(f64, f64)>;
 #[derive(Default)]
 pub struct Done {
     pub times: Times,
-    /// Time that each kernel, or exchange of rows, had a core, in s.
+    /// Seconds that each op had a core: kernels and exchanges of rows; 0 for other ops.
     pub on_core: Vec<f64>,
     pub copied: Vec<Copied>,
     pub peak: Peak,
     /// Contents of watched slots at the end of each of their lives, in order.
     pub seen: FxHashMap<SlotId, Vec<Data>>,
-    /// Contents at the end of the step.
+    /// Contents of the slots that are kept at the end of the step.
     pub kept: FxHashMap<SlotId, Data>,
-    /// Of each microbatch in turn, this rank's columns, where they were asked for.
+    /// This rank's columns of the logits, of each microbatch in turn; empty where they were not asked for.
     pub logits: Vec<Data>,
 }
 
@@ -50,9 +50,9 @@ pub struct Rank<'a, 'p> {
     rank: u32,
     line: &'p Line<'p>,
     pub arena: Arena<'p>,
-    /// Edges each op still waits for.
+    /// The number of edges that each op still waits for.
     open: Vec<u32>,
-    /// The op at the head of each lane, when it can start.
+    /// The op at the head of each lane; `None` while it cannot start.
     ready: Vec<Option<u32>>,
     flights: Vec<Flight>,
     times: Times,
@@ -61,11 +61,11 @@ pub struct Rank<'a, 'p> {
     left: usize,
     /// The op begun last.
     last: u32,
-    /// Uses that each life of each slot still has.
+    /// The number of uses that each life of each slot still has.
     uses: FxHashMap<(SlotId, u32), u32>,
     seen: FxHashMap<SlotId, Vec<Data>>,
     logits: Vec<Data>,
-    /// Fell silent on purpose.
+    /// Whether the rank fell silent, on purpose.
     dead: bool,
 }
 
@@ -98,7 +98,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         }
     }
 
-    /// Comes with its plan, which has to be that of all others.
+    /// Tells the hub the hash of this rank's plan. Errors: another rank has come with another plan.
     pub fn agree(&self) -> Result<()> {
         self.shared.hub.agree(self.rank, &self.own_hash())
     }
@@ -112,7 +112,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         self.left == 0
     }
 
-    /// Starts and moves on whatever communicates; says whether anything moved.
+    /// Starts and moves on whatever communicates; returns whether anything moved.
     pub fn communicate(&mut self) -> Result<bool> {
         if self.left <= self.times.len() / 2 {
             self.strike();
@@ -128,7 +128,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         self.shared.inject.is_some_and(|inject| inject.is(fault, self.rank))
     }
 
-    /// Half way through the program.
+    /// Lets the injected fault happen: called half way through the program.
     fn strike(&mut self) {
         if self.is_hit(Fault::Panic) {
             panic!("as it was asked to by --inject");
@@ -140,12 +140,12 @@ impl<'a, 'p> Rank<'a, 'p> {
         self.dead
     }
 
-    /// Whether the rank starts nothing that its peers wait for.
+    /// Whether the rank, by an injected fault, starts nothing that its peers wait for.
     fn holds_back(&self) -> bool {
         self.is_hit(Fault::Deadlock)
     }
 
-    /// The hash of the plan that the rank has come with.
+    /// The hash of the plan that the rank says it has come with.
     fn own_hash(&self) -> String {
         if self.is_hit(Fault::OtherPlan) {
             let mut other = self.shared.plan.clone();
@@ -273,7 +273,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         }
     }
 
-    /// A message is named by its sender's op and leg.
+    /// The name of a message, by its sender's op and leg.
     fn key(&self, lane: u16, leg: &Leg, at: LegAt, peer: u32) -> Result<Key> {
         let (plan, matching) = (self.shared.plan, self.shared.matching);
         if leg.dir == Direction::Send {
@@ -389,7 +389,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                 if self.shared.logits
                     && matches!(kernel, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. })
                 {
-                    // They become their own gradient.
+                    // Logits become their own gradient in place.
                     self.logits.push(self.arena.read(&self.arena.whole(&reads[0])));
                 }
                 self.shared.hub.sign(self.rank, true);

@@ -20,10 +20,10 @@ pub fn best_gemm(plan: &Plan) -> FlopsPerSec {
 /// Elements of each operand of a pass in a core's cache, and of one that is in no cache near the core.
 const CACHED: usize = 1 << 14;
 const IN_MEMORY: usize = 1 << 21;
-/// One takes microseconds.
+/// Passes in cache that are timed together: one alone takes microseconds.
 const PASSES: usize = 64;
 
-/// Kernels that are the same every time, to see how fast the machine is now. Their memory was touched before.
+/// Kernels that are alike every time, to see how fast the machine is now. Their memory was touched before.
 pub struct Yardstick {
     square: [Vec<f32>; 3],
     cached: [Vec<f32>; 3],
@@ -38,7 +38,7 @@ impl Default for Yardstick {
 }
 
 impl Yardstick {
-    /// Seconds of a core that a product takes; some passes in cache; a pass over memory.
+    /// Seconds of a core that each kernel takes: a product, `PASSES` passes in cache, a pass over memory.
     pub fn kernels(&mut self) -> [f64; 3] {
         let [m, n, k] = [SIDE; 3];
         let product = Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: false };

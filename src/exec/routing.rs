@@ -10,11 +10,12 @@ use crate::plan::{Axis, Inputs, Plan, Route};
 /// The choices of a layer: by sequence, `[s, k]`; [`DROPPED`] where a token has none.
 pub type Choices = Vec<Vec<u32>>;
 
-/// What the routes of a plan say: of every layer with experts, or of one for all of them. Empty without routes.
+/// The choices that the routes of a plan stand for: an entry for each layer with experts, or one for all of them. Empty
+/// without routes.
 pub fn choices(plan: &Plan) -> Vec<Choices> {
     let Some(inputs) = plan.feed.tokens() else { return vec![] };
     let each = if plan.routes_by_replica { inputs.microbatches * replicas(&plan.views) } else { 1 };
-    // Alike in all layers, the first is that of tokens; gradients of copies have another.
+    // Where all layers are routed alike, the first route is that of tokens; gradients of copies have another.
     let layers = if plan.routes_by_replica { plan.routes.len() as u32 / each } else { plan.routes.len().min(1) as u32 };
     (0..layers).map(|layer| of_layer(plan, inputs, layer)).collect()
 }
@@ -39,7 +40,8 @@ fn of_layer(plan: &Plan, inputs: &Inputs, layer: u32) -> Choices {
 }
 
 /// The routes of a plan laid out as `plan` is, in which every token goes where `choices` say, layer by layer; as
-/// [`build_by_layer`](crate::strategy::build_by_layer) takes them.
+/// [`build_by_layer`](crate::strategy::build_by_layer) takes them. Errors: a plan that is no training step; those of
+/// [`Route::new`].
 pub fn routes(plan: &Plan, choices: &[Choices]) -> Result<Vec<Route>> {
     let (inputs, like) = (plan.inputs()?, &plan.routes[0]);
     let topk = like.topk as usize;

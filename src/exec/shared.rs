@@ -17,7 +17,8 @@ use std::time::Instant;
 /// The messages of every exchange, by the plan's number of its route.
 pub type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Arc<Vec<Round>>>;
 
-/// Finds them before anything is timed: who hands which rows to whom is known of a route before its rows come.
+/// The messages of every exchange, found before anything is timed: who hands which rows to whom is known of a route
+/// before its rows come.
 pub fn rounds(plan: &Plan, lines: &[Line]) -> Rounds {
     let mut all = Rounds::default();
     for node in lines.iter().flat_map(|line| &line.nodes) {
@@ -37,7 +38,7 @@ pub struct Shared<'p> {
     pub plan: &'p Plan,
     pub lines: &'p [Line<'p>],
     pub matching: &'p Matching,
-    /// Per program: the ops that wait for each op.
+    /// The ops that wait for each op, by program.
     pub next: &'p [Vec<Vec<u32>>],
     pub lives: &'p [Vec<Vec<Vec<Life>>>],
     pub turns: &'p Turns,
@@ -61,7 +62,7 @@ pub struct Shared<'p> {
     pub inject: Option<Injection>,
     /// Other runs that begin at the same moment.
     pub beside: Option<Arc<Barrier>>,
-    /// Of the plan.
+    /// The hash of the plan.
     pub hash: &'p str,
 }
 
@@ -72,7 +73,7 @@ impl Shared<'_> {
         arena.read_into(part, self.spares.take(part.dtype, elems))
     }
 
-    /// The messages of an exchange of `rank`, whose op names route `route`; none of a route that lists no rows.
+    /// The messages of an exchange of `rank`, whose op names route `route`; empty for a route that lists no rows.
     pub fn rounds_of(&self, route: u32, rank: u32, algo: ExchangeAlgo, phase: Phase) -> Arc<Vec<Round>> {
         self.rounds.get(&(self.plan.route_number(route, rank), algo, phase)).cloned().unwrap_or_default()
     }

@@ -15,11 +15,12 @@ pub type Sequence = (Vec<u32>, Vec<u32>);
 /// What a run starts from and is fed.
 #[derive(Debug, Clone, Default)]
 pub struct Source {
-    /// Of everything that is not given.
+    /// The seed of every weight and token that is not given.
     pub seed: u64,
-    /// By the plan's names, in its shapes; beside them what routers add to their scores, where they choose by more.
+    /// The weights that are given, by the plan's names, in its shapes; beside them what routers add to their scores,
+    /// where they choose by more than the scores. `None`: seeded.
     pub weights: Option<BTreeMap<String, Vec<f32>>>,
-    /// A sequence has one more than the plan's tokens: the last is only a target.
+    /// The sequences that are given. One has one token more than the plan's: the last is only a target. `None`: seeded.
     pub tokens: Option<Vec<Vec<u32>>>,
     /// What was done before the first step.
     pub before: Before,
@@ -29,7 +30,7 @@ pub struct Source {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
     pub steps: u64,
-    /// Those of other steps may have been of another global batch.
+    /// Sequences that earlier steps were fed, whose global batch may have been another.
     pub sequences: u64,
 }
 
@@ -47,7 +48,7 @@ impl Source {
         Data::from_f64(&values, plan.tensors[param.weight as usize].dtype).to_f64()
     }
 
-    /// What is given beside the plan's weights.
+    /// The given tensors that are none of the plan's weights.
     pub fn beside(&self, plan: &Plan) -> BTreeMap<String, Vec<f64>> {
         let given = self.weights.iter().flatten().filter(|(name, _)| plan.params.iter().all(|p| p.name != **name));
         given.map(|(name, values)| (name.clone(), values.iter().map(|&x| f64::from(x)).collect())).collect()
@@ -81,12 +82,14 @@ impl Source {
     }
 }
 
-/// What stands `by` tokens further than each of these; at the end the last of them again, as there is nothing further.
+/// The ids that stand `by` tokens further than each of `ids`; beyond the end the last of them again, as there is
+/// nothing further.
 pub fn further(ids: &[u32], by: usize) -> Vec<u32> {
     (0..ids.len()).map(|i| ids[(i + by).min(ids.len() - 1)]).collect()
 }
 
-/// Norms are near one; matrices are uniform with the variance 1 / columns that keeps activations of order one.
+/// Seeded values of a weight. Norms are near one; matrices are uniform with the variance 1 / columns that keeps
+/// activations of order one.
 fn seeded_weight(param: &Param, seed: u64) -> Vec<f64> {
     let mut rng = stream(seed, &param.name);
     let n: u64 = param.shape.iter().product();

@@ -6,14 +6,15 @@ use crate::plan::Dtype;
 use rustc_hash::FxHashMap;
 use std::sync::Mutex;
 
-/// A plan has few sizes of messages, and as many of each as are ever under way at once.
+/// Memory of delivered messages, by dtype and length. A plan has few sizes of messages, and as many of each as are ever
+/// under way at once.
 #[derive(Default)]
 pub struct Spares {
     all: Mutex<FxHashMap<(Dtype, u64), Vec<Data>>>,
 }
 
 impl Spares {
-    /// Memory for so many elements, with something old in it.
+    /// Memory for `elems` elements, with old values in it; `None` where there is no spare.
     pub fn take(&self, dtype: Dtype, elems: u64) -> Option<Data> {
         let mut all = self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         all.get_mut(&(dtype, elems))?.pop()

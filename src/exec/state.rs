@@ -38,7 +38,7 @@ impl<'p> Memory<'_, 'p> {
         self.atoms
     }
 
-    /// The plan's.
+    /// The hash of the plan.
     pub fn hash(&self) -> &str {
         self.hash
     }
@@ -60,7 +60,7 @@ impl<'p> Memory<'_, 'p> {
     }
 }
 
-/// Of ranks that are threads.
+/// The memories of ranks that are threads.
 pub(super) struct Arenas<'a, 'p>(pub &'a mut [Arena<'p>]);
 
 impl Holds for Arenas<'_, '_> {

@@ -28,13 +28,13 @@ pub(super) struct Fixed<'p> {
     lines: Vec<Line<'p>>,
     layouts: Vec<Layout>,
     matching: Matching,
-    /// The ops that wait for each op.
+    /// The ops that wait for each op, by program.
     next: Vec<Vec<Vec<u32>>>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     turns: Turns,
     rounds: Rounds,
     hash: String,
-    /// Memory of messages goes from step to step, too.
+    /// Memory of delivered messages, which goes from step to step like the ranks' own.
     spares: Spares,
 }
 
@@ -118,7 +118,7 @@ fn watched<'p>(
 pub(super) struct Keep {
     pub all: bool,
     pub logits: bool,
-    /// The new weights, if nothing else.
+    /// The new weights, even where nothing else is kept.
     pub weights: bool,
 }
 
@@ -164,7 +164,7 @@ pub(super) fn one_step<'p, T: Scalar>(
         all_ranks::<T>(&shared, &options.devices, arenas)?.into_iter().unzip();
     let mut run = outputs::gather(plan, &fixed.lines, &shared.hub, done)?;
     if !keep.all {
-        // Their sums over the ranks were not looked at.
+        // The sums of gradients over the ranks were not looked at.
         run.grads.clear();
     }
     Ok((run, arenas))

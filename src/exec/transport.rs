@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub struct Key {
     pub from: u32,
     pub to: u32,
-    /// Op of the sender.
+    /// The number of the sender's op.
     pub node: u32,
     /// Leg of a transfer, or round of a collective.
     pub part: u32,
@@ -24,14 +24,14 @@ pub struct Key {
 struct Message {
     data: Data,
     tag: u32,
-    /// When it is there, in seconds of the hub; none while its receiver has not asked for it.
+    /// When the message arrives, in the hub's seconds; `None` while its receiver has not asked for it.
     due: Option<f64>,
 }
 
 #[derive(Default)]
 struct Inner {
     mail: FxHashMap<Key, Message>,
-    /// The links, where they are slowed down, and what receivers have asked for that nobody has sent.
+    /// The links, where they are slowed down, and the messages that receivers have asked for and nobody has sent.
     ports: Option<Ports>,
     asked: FxHashSet<Key>,
     /// Messages that were taken and whose sender does not know it yet.
@@ -41,14 +41,14 @@ struct Inner {
     /// Turn that each shared device is at.
     turns: Vec<u32>,
     sent: Vec<u64>,
-    /// What each rank waits for, while it does.
+    /// What each rank waits for; `None` while it does not wait.
     waiting: Vec<Option<String>>,
     finished: u32,
     /// The first rank that came, and its plan.
     plan: Option<(u32, String)>,
-    /// Whose next message gets lost.
+    /// The rank whose next message gets lost.
     loses: Option<u32>,
-    /// Why everybody has to stop.
+    /// Why everybody has to stop; `None` while nobody has to.
     stop: Option<String>,
 }
 
@@ -59,7 +59,7 @@ pub struct Hub {
     workers: Vec<u32>,
     /// Counts, by worker, everything that could let a rank of it go on.
     news: Vec<AtomicU64>,
-    /// One a worker: only those are woken whom the news concerns.
+    /// What each worker sleeps on: only the workers that the news concerns are woken.
     changed: Vec<Condvar>,
     /// When each worker was last heard of, see [`sign`](Hub::sign).
     signs: Vec<AtomicU64>,
@@ -69,32 +69,33 @@ pub struct Hub {
     throttled: bool,
 }
 
-/// Signs of a worker that need no hearing: it runs a kernel, or has ended.
+/// The sign of a worker that nobody expects to hear of: it runs a kernel, or has ended.
 const BUSY: u64 = u64::MAX;
 
 /// How long a worker looks for news before it sleeps, where each has a core: to wake a sleeping thread takes the system
 /// some ten microseconds or more, and most waits are shorter than this. It yields its core to whoever else wants it.
 pub const AWAKE: Duration = Duration::from_millis(2);
 
-/// The first of that time it spends without a call of the system.
+/// Looks for news at the start of [`AWAKE`] that a worker makes without a call of the system.
 const KEEN: u32 = 200;
 
-/// A worker that neither waits nor computes and is not heard of for so long is dead.
+/// How long a worker that neither waits nor computes may be silent before it counts as dead.
 const SILENT: Duration = Duration::from_secs(4);
 
-/// How often those that wait look for the dead.
+/// How often waiting workers look for dead ones.
 const ROUND: Duration = Duration::from_secs(1);
 
 /// How long before its time a sleeping thread is woken.
 const AWAKE_S: f64 = 80e-6;
 
 impl Inner {
-    /// When a message arrives of which both ends are there `now`.
+    /// When a message arrives whose sender and receiver are both ready `now`.
     fn arrival(&mut self, key: Key, bytes: u64, now: f64) -> f64 {
         self.ports.as_mut().map_or(now, |ports| ports.send(key.from, key.to, bytes, now))
     }
 
-    /// The first message that is under way to a rank of those.
+    /// When the next message under way arrives at one of these ranks; `None`: none is under way, or links are not
+    /// slowed down.
     fn next_due(&self, of: impl Fn(u32) -> bool) -> Option<f64> {
         self.ports.as_ref()?;
         self.mail.iter().filter(|(key, _)| of(key.to)).filter_map(|(_, m)| m.due).reduce(f64::min)
@@ -102,8 +103,8 @@ impl Inner {
 }
 
 impl Hub {
-    /// `workers`: the device of each rank, whose thread runs it. `throttle`: how slow links are; none: as fast as
-    /// threads hand over.
+    /// The hub of a run. `workers`: the device of each rank, whose thread runs it. `throttle`: how slow links are made;
+    /// `None`: as fast as threads hand over.
     pub fn new(workers: &[u32], throttle: Option<Throttle>) -> Hub {
         let n = workers.len();
         let threads = workers.iter().max().map_or(0, |w| *w as usize + 1);
@@ -141,8 +142,8 @@ impl Hub {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A rank that waits may be able to go on: its worker looks again, and none of its ranks counts as waiting until it
-    /// has.
+    /// Tells a rank's worker that the rank may be able to go on: the worker looks again, and none of its ranks counts
+    /// as waiting until it has.
     fn tell(&self, inner: &mut Inner, rank: u32) {
         self.tell_worker(inner, self.worker(rank));
     }
@@ -203,7 +204,7 @@ impl Hub {
         due <= now
     }
 
-    /// Whether a message that was sent has been taken. Says yes once.
+    /// Whether a message that was sent has been taken. True only once for each message.
     pub fn delivered(&self, key: Key) -> bool {
         self.lock().taken.remove(&key)
     }
@@ -243,7 +244,7 @@ impl Hub {
         }
     }
 
-    /// Counts what concerns a worker's ranks.
+    /// The count of news for a worker's ranks.
     pub fn news(&self, worker: u32) -> u64 {
         self.news[worker as usize].load(Ordering::Acquire)
     }
@@ -253,7 +254,8 @@ impl Hub {
     }
 
     /// Waits until there is news for a worker since `seen`, or a slow link brings something to a rank of it. If no rank
-    /// is left that could bring any, stops everybody and says who waits for what: `what` names those of this worker.
+    /// is left that could bring any, stops everybody and says who waits for what: `what` names the waiting ranks of
+    /// this worker, and what each waits for. Errors: everybody was stopped.
     pub fn wait(&self, worker: u32, seen: u64, what: impl FnOnce() -> Vec<(u32, String)>) -> Result<(), Error> {
         let w = worker as usize;
         self.sign_worker(w, false);
@@ -334,17 +336,17 @@ impl Hub {
         }
     }
 
-    /// A rank has ended; its worker may have others.
+    /// Notes that a rank has ended; its worker may have others.
     pub fn finish(&self, rank: u32) {
         let mut inner = self.lock();
         self.sign(rank, true);
         inner.finished += 1;
-        // Those left may now be waiting for nobody: let them look, and find out.
+        // The ranks left may now be waiting for nobody: let them look, and find out.
         self.tell_all(&mut inner);
     }
 
-    /// A rank's worker is alive. While it is `busy`, in a kernel or waiting for a slow link, and when its last rank has
-    /// ended, nobody expects to hear of it.
+    /// Notes that a rank's worker is alive. While it is `busy`, in a kernel or waiting for a slow link, and when its
+    /// last rank has ended, nobody expects to hear of it.
     pub fn sign(&self, rank: u32, busy: bool) {
         self.sign_worker(self.worker(rank), busy);
     }
@@ -367,8 +369,8 @@ impl Hub {
         self.tell_all(inner);
     }
 
-    /// A worker none of whose ranks says anything any more; for those that look for the dead. Returns when everybody is
-    /// stopped.
+    /// Lets a worker fall silent, none of whose ranks says anything any more, so that others find it dead. Ends when
+    /// everybody is stopped, with that error.
     pub fn fall_silent(&self, worker: u32) -> Result<(), Error> {
         self.sign_worker(worker as usize, false);
         let mut inner = self.lock();
@@ -379,12 +381,12 @@ impl Hub {
         self.check(&inner)
     }
 
-    /// The next message that a rank sends gets lost.
+    /// Has the next message that a rank sends get lost.
     pub fn lose_one(&self, from: u32) {
         self.lock().loses = Some(from);
     }
 
-    /// A rank comes with its plan, which has to be that of all others.
+    /// Notes the plan of a rank, which has to be that of all others. Errors: it is another one.
     pub fn agree(&self, rank: u32, plan: &str) -> Result<(), Error> {
         let mut inner = self.lock();
         let (first, first_plan) = inner.plan.get_or_insert_with(|| (rank, plan.to_string()));
@@ -420,7 +422,7 @@ fn deadlock(waiting: &[Option<String>]) -> String {
     format!("deadlock: {}", few(waits.collect()))
 }
 
-/// More than these nobody reads.
+/// The most ranks that an error names: nobody reads more.
 const NAMED: usize = 32;
 
 /// The first of many, and how many more.

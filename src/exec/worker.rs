@@ -59,7 +59,7 @@ fn end<'p>(member: Member<'_, 'p>) -> End<'p> {
     }
 }
 
-/// Until every rank's program has ended.
+/// Looks after the ranks of a worker until every rank's program has ended.
 fn work<T: Scalar>(shared: &Shared, number: u32, crew: &mut [Member]) -> Result<()> {
     loop {
         let seen = shared.hub.news(number);
@@ -92,7 +92,7 @@ fn work<T: Scalar>(shared: &Shared, number: u32, crew: &mut [Member]) -> Result<
     }
 }
 
-/// A rank that panics stops everybody, and is named with its op.
+/// Does something with a rank. If the rank panics, everybody is stopped, and it is named with its op.
 fn guarded<'a, 'p>(
     shared: &Shared,
     member: &mut Member<'a, 'p>,

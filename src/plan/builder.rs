@@ -15,17 +15,18 @@ pub struct Via<'a> {
     pub engine: Engine,
 }
 
-/// Tensors, lanes and blocks as they are declared, and the op list being written.
+/// The tensors, lanes and blocks declared so far, and the op lists being written.
 #[derive(Default)]
 pub struct Builder {
     pub tensors: Vec<Tensor>,
     pub lanes: Vec<Lane>,
     pub blocks: Vec<Block>,
-    /// The block being written, innermost last; the first entry is the program.
+    /// The blocks being written, the innermost last; the first entry is the program.
     open: Vec<Block>,
-    /// Behind the label of every op that is written.
+    /// Text that stands behind the label of every op that is written.
     suffix: String,
-    /// Where only sizes are wanted: names and the buffers of kernels are not kept, but noted here.
+    /// Notes of a builder that keeps only sizes, in place of names and the buffers of kernels; `None` for one that
+    /// keeps all.
     print: Option<Print>,
 }
 
@@ -40,12 +41,12 @@ impl Builder {
         Builder { open: vec![main], lanes: vec![Lane::Compute(0)], ..Builder::default() }
     }
 
-    /// A builder that keeps the sizes of everything and of the rest only a [`Print`].
+    /// A builder that keeps only sizes, and of names and buffers a [`Print`].
     pub fn of_sizes() -> Builder {
         Builder { print: Some(Print::default()), ..Builder::new() }
     }
 
-    /// What was noted in place of names and buffers; none where they were kept.
+    /// The notes that stand for names and buffers; `None` for a builder that kept these.
     pub fn take_print(&mut self) -> Option<Print> {
         self.print.take()
     }
@@ -64,20 +65,20 @@ impl Builder {
         Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
     }
 
-    /// Activations of the shape of another tensor.
+    /// Declares activations of the shape of another tensor.
     pub fn tensor_like(&mut self, prefix: &str, other: Buf, slots: u32) -> Buf {
         let Tensor { name, shape, dtype, .. } = self.tensors[other.tensor() as usize].clone();
         self.tensor(&format!("{prefix}.{name}"), &shape, dtype, TensorKind::Activation, slots)
     }
 
-    /// A tensor in the host's memory.
+    /// Declares a tensor in the host's memory.
     pub fn host_tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
         let buf = self.tensor(name, shape, dtype, kind, slots);
         self.tensors.last_mut().expect("just declared").host = true;
         buf
     }
 
-    /// Ops written by `write` have `suffix` behind their labels: the same is written several times in one block.
+    /// Writes ops with `suffix` behind their labels, which keeps apart ops that are written several times in one block.
     pub fn labelled(&mut self, suffix: String, write: impl FnOnce(&mut Builder)) {
         let outer = std::mem::replace(&mut self.suffix, suffix);
         write(self);
@@ -106,8 +107,9 @@ impl Builder {
         self.blocks.len() as u32 - 1
     }
 
-    /// A block that does what two others do, by turns: one goes on when the other has sent rows on their way. Its
-    /// formals are those of the first and behind them those of the second; what both work in has to be apart.
+    /// Writes a block that does what two others do, by turns: one goes on when the other has sent rows on their way.
+    /// Its formals are those of the first and behind them those of the second. The two must not work in the same
+    /// buffers.
     pub fn braid(&mut self, name: &str, [first, second]: [BlockId; 2]) -> BlockId {
         let [a, b] = [first, second].map(|block| &self.blocks[block as usize]);
         let (shift, name) = (a.formals.len() as u32, self.name(name));
@@ -137,7 +139,7 @@ impl Builder {
         self.blocks.len() as BlockId - 1
     }
 
-    /// The ops of the program, after every block is closed.
+    /// Ends the program and returns its ops; every block has to be closed.
     pub fn finish(&mut self) -> Vec<Op> {
         assert_eq!(self.open.len(), 1, "a block is still open");
         std::mem::take(&mut self.open[0].ops)
@@ -169,7 +171,7 @@ impl Builder {
         self.push(label, Some(0), kind)
     }
 
-    /// A kernel of the CPU's, on the host's memory.
+    /// A kernel of the CPU, on the host's memory. Returns the op's id.
     pub fn host_compute(&mut self, label: &str, kernel: Kernel, reads: &[Buf], writes: &[Buf]) -> u32 {
         let id = self.compute(label, kernel, reads, writes);
         let lane = self.lane(Lane::Host);
@@ -239,7 +241,7 @@ impl Builder {
         self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine: via.engine })
     }
 
-    /// Rows of a route on their way; `kind` is a whole [`OpKind::Exchange`].
+    /// Sends rows of a route on their way; `kind` is a whole [`OpKind::Exchange`].
     pub fn exchange(&mut self, label: &str, group: &Group, index: u8, kind: OpKind) -> u32 {
         let lane = self.comm_lane(Via { group, index, engine: Engine::CopyEngine });
         self.push(label, Some(lane), kind)
@@ -264,7 +266,7 @@ impl From<Buf> for Arg {
     }
 }
 
-/// Iteration i binds slot (first + i*step) mod `of`.
+/// An argument of a call: iteration i binds slot (first + i*step) mod `of`.
 pub fn each(buf: Buf, first: i32, step: i32, of: u32) -> Arg {
     Arg::Each { tensor: buf.of, first, step, of }
 }

@@ -1,4 +1,4 @@
-//! Programs side by side: which op of one has to wait for which op of another, whatever anything takes.
+//! Programs side by side: which op of one has to wait for which op of another, however long anything takes.
 //!
 //! A *crew* is all ranks of one program. What a crew does inside itself, be it alone or with each other, it
 //! does in step, op by op in program order. Only ops whose group reaches into other crews, the *crossings*,
@@ -21,17 +21,17 @@ pub use period::{Again, Moves};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeSet, VecDeque};
 
-/// A crossing that was posted.
+/// Number of a crossing that was posted.
 pub type PostId = usize;
 
-/// What happens as crews go along.
+/// Is told what happens as crews go along.
 pub trait Watch<'p> {
     /// A run of ops between calls that needs nobody outside the crew.
     fn local(&mut self, crew: usize, ops: &'p [Op]) -> Result<()>;
     fn call(&mut self, crew: usize, op: &'p Op) -> Result<()>;
-    /// A crossing; `post` counts from 0.
+    /// A crossing is posted; numbers of posts count from 0.
     fn post(&mut self, post: PostId, crew: usize, op: &'p Op) -> Result<()>;
-    /// The crossings that a crossing has to wait for have ended, and it starts.
+    /// A crossing starts: those in `after`, which it had to wait for, have ended.
     fn start(&mut self, post: PostId, after: &[PostId]) -> Result<()>;
     /// A send and its receive have started: (post, leg) of either.
     fn meet(&mut self, send: (PostId, u16), recv: (PostId, u16)) -> Result<()>;
@@ -39,16 +39,17 @@ pub trait Watch<'p> {
     fn gather(&mut self, posts: &[PostId]) -> Result<()>;
     fn end(&mut self, post: PostId) -> Result<()>;
 
-    /// Every crew has gone on as far as it can. After how many more rounds everyone may stand as now, but for time; none
-    /// where that is not looked for.
+    /// A round is over: every crew has gone on as far as it can. Returns after how many more rounds everyone may stand
+    /// as now, except for time; `None` where that is not looked for.
     fn round(&mut self) -> Option<usize> {
         None
     }
 
-    /// Everyone may come to stand so again, with crossings like `posts` under way.
+    /// Marks the state of now, with the crossings `posts` under way: everyone may come to stand like this again.
     fn mark(&mut self, _posts: &[PostId]) {}
 
-    /// The crews do as since the mark, some times more: whether the watch has taken that in one stride.
+    /// Is told that the crews could do what they did since the mark some more times; returns whether it has taken these
+    /// in one stride.
     fn again(&mut self, _again: &Again<'p>) -> bool {
         false
     }
@@ -64,18 +65,18 @@ struct Touches {
 /// How the crews of a plan meet.
 pub struct Crews<'p> {
     plan: &'p Plan,
-    /// By lane: whether its groups reach into several crews.
+    /// Whether the groups of each lane reach into several crews.
     crosses: Vec<bool>,
     group_sizes: Vec<u32>,
     touches: Vec<Touches>,
-    /// (crew, lane, distance) -> the crew there; (crew, lane) -> the crews of its group.
+    /// The crew at a distance, by (crew, lane, distance); and the crews of a group, by (crew, lane).
     peers: FxHashMap<(usize, u16, u32), usize>,
     gangs: FxHashMap<(usize, u16), Vec<usize>>,
 }
 
 impl<'p> Crews<'p> {
-    /// None where programs meet in a way that this cannot follow: inside of blocks, by edges of `after` over a call or a meeting, or
-    /// one rank of a crew another crew than the next rank.
+    /// The crews of a plan; `None` where programs meet in a way that crews cannot follow: inside of blocks, by edges of
+    /// `after` over a call or a meeting, or so that ranks of one crew meet different crews.
     pub fn new(plan: &'p Plan) -> Option<Crews<'p>> {
         let sizes = group_sizes(plan);
         let crosses: Vec<bool> = plan.lanes.iter().map(|lane| crosses(plan, lane)).collect();
@@ -93,7 +94,7 @@ impl<'p> Crews<'p> {
             crosses,
         };
         for (crew, program) in plan.programs.iter().enumerate() {
-            // The first op of those that are walked together, which see one another's edges of `after`.
+            // The first of the ops that are walked together, which see each other's edges of `after`.
             let mut first = None;
             for op in &program.ops {
                 let crossing = crews.is_crossing(op);
@@ -117,7 +118,7 @@ impl<'p> Crews<'p> {
         by.rem_euclid(self.group_sizes[lane as usize] as i32) as u32
     }
 
-    /// Notes whom a crossing asks for; [`fits`](Crews::fits) finds out who that is.
+    /// Notes whom a crossing asks for; [`fits`](Crews::fits) finds out which crew that is.
     fn note(&mut self, crew: usize, op: &Op) {
         let Some(lane) = op.lane.filter(|&l| self.crosses[l as usize]) else { return };
         match &op.kind {
@@ -168,7 +169,8 @@ impl<'p> Crews<'p> {
         true
     }
 
-    /// Goes through all programs to their ends, or says who waits for whom for ever.
+    /// Goes through all programs to their ends. Errors: crews that wait for each other for ever, by name; those of
+    /// `watch`.
     pub fn run(&self, watch: &mut impl Watch<'p>) -> Result<()> {
         let (mut run, mut rounds) = (Run::new(self), Rounds::default());
         loop {
@@ -234,12 +236,12 @@ fn touches(plan: &Plan) -> Vec<Touches> {
     all
 }
 
-/// A queue of a crew: (lane, direction, distance), or a lane's collectives.
+/// Names a queue of a crew: lane, direction and distance of legs; `None`: the lane's collectives.
 type Queue = (u16, Option<(Direction, u32)>);
 
 struct Post<'p> {
     crew: usize,
-    /// Its op, and which of the program's that is.
+    /// The number of its op in the program, and the op.
     index: usize,
     op: &'p Op,
     /// Crossings that were under way when it was posted, and how many of them still are.
@@ -249,7 +251,7 @@ struct Post<'p> {
     next: Vec<PostId>,
     started: bool,
     ended: bool,
-    /// By leg, or one for a collective: its place in its queue.
+    /// Its place in its queue, for each leg; one entry for a collective.
     turns: Vec<usize>,
     legs_left: usize,
 }
@@ -263,7 +265,7 @@ fn touched(op: &Op) -> impl Iterator<Item = (TensorId, u32, bool)> {
 struct Crew<'p> {
     ops: &'p [Op],
     at: usize,
-    /// Crossings under way: the last of each lane, and the slots of all.
+    /// Crossings under way: the last one of each lane, and the slots that all of them touch.
     lanes: Vec<(u16, PostId)>,
     slots: Vec<(TensorId, u32, bool, PostId)>,
     queues: FxHashMap<Queue, Vec<(PostId, u16)>>,
@@ -273,7 +275,7 @@ struct Run<'c, 'p> {
     crews: &'c Crews<'p>,
     all: Vec<Crew<'p>>,
     posts: Vec<Post<'p>>,
-    /// Crossings that start now.
+    /// Crossings that can start now.
     ready: VecDeque<PostId>,
 }
 
@@ -289,7 +291,7 @@ impl<'c, 'p> Run<'c, 'p> {
         Run { crews, all: crews.plan.programs.iter().map(crew).collect(), posts: vec![], ready: VecDeque::new() }
     }
 
-    /// Lets a crew go on as far as it can; whether it could at all.
+    /// Lets a crew go on as far as it can; returns whether it could go on at all.
     fn advance(&mut self, crew: usize, watch: &mut impl Watch<'p>) -> Result<bool> {
         let from = self.all[crew].at;
         while let Some(op) = self.all[crew].ops.get(self.all[crew].at) {
@@ -311,7 +313,7 @@ impl<'c, 'p> Run<'c, 'p> {
         Ok(self.all[crew].at > from)
     }
 
-    /// A call, or the ops up to the next call or crossing.
+    /// The ops that a crew runs next: a call, or the ops up to the next call or crossing.
     fn run_at(&self, crew: usize) -> &'p [Op] {
         let here = &self.all[crew];
         let rest = &here.ops[here.at..];
@@ -373,7 +375,7 @@ impl<'c, 'p> Run<'c, 'p> {
         self.settle(watch)
     }
 
-    /// Starts what can start, and ends what has met everyone.
+    /// Starts the crossings that can start, and ends those that have met everyone.
     fn settle(&mut self, watch: &mut impl Watch<'p>) -> Result<()> {
         while let Some(id) = self.ready.pop_front() {
             self.posts[id].started = true;
@@ -436,7 +438,7 @@ impl<'c, 'p> Run<'c, 'p> {
         Ok(())
     }
 
-    /// Nobody can go on: all are done, or wait for each other.
+    /// Ends a walk in which nobody can go on. Errors: who waits for whom, unless all are done.
     fn finish(&self) -> Result<()> {
         let name = |crew: usize| &self.crews.plan.programs[crew].name;
         let mut waiting = vec![];

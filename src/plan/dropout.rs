@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct Dropout {
     pub probability: f64,
-    /// Tells the dropouts of a layer apart.
+    /// A number that tells the dropouts of a layer apart.
     pub salt: u64,
-    /// Positions of all rows, of which a rank may have a share.
+    /// Positions of all rows; a rank may have a share of the rows.
     pub segs: Segs,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
@@ -36,7 +36,7 @@ impl Dropout {
     }
 }
 
-/// The positions of a rank's `rows` rows, of all of them or of its share.
+/// The positions of a rank's `rows` rows, which are all rows of `segs` or its share of them.
 pub fn positions(segs: &Segs, share: Option<Share>, views: &[Mesh], rank: u32, rows: u64) -> Vec<u64> {
     let all = segs.positions(views, rank);
     let row = |i| share.map_or(i, |share| share.row(views, rank, rows, i));

@@ -11,7 +11,7 @@ use super::rows::{Layout, place_of};
 use crate::spec::Gate;
 use serde::{Deserialize, Serialize};
 
-/// Rows of an expert are filled up to a multiple of this before a product (MegaBlocks; DeepGEMM's block of M).
+/// An expert's rows are filled up to a multiple of this before a product (MegaBlocks; DeepGEMM's block of M).
 pub const ROW_BLOCK: u64 = 128;
 
 /// Which product of a layer of experts.
@@ -37,7 +37,7 @@ pub enum Values {
     Scaled {
         cols: u64,
     },
-    /// A row of a token has `topk` numbers, one of a choice has its own.
+    /// Numbers of choices: `topk` in a row of a token, one in a row of a choice.
     Choice {
         topk: u64,
     },
@@ -46,7 +46,8 @@ pub enum Values {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ExpertOp {
-    /// What the choices of the route weigh. Reads logits `[t, E]`; writes gates `[t, k]`, 0 where a choice was dropped.
+    /// Computes what the choices of the route weigh. Reads logits `[t, E]`; writes gates `[t, k]`, 0 where a choice was
+    /// dropped.
     Router { rows: u64, experts: u64, topk: u64, gate: Gate },
     /// Reads logits, d_gates; writes d_logits.
     RouterBwd { rows: u64, experts: u64, topk: u64, gate: Gate },
@@ -81,11 +82,11 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// A kernel that a route tells how many rows there are.
+/// A kernel whose number of rows a route says.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertKernel {
-    /// Of the plan's routes.
+    /// Number of the route among those of the plan.
     pub route: u32,
     pub op: ExpertOp,
 }
@@ -109,7 +110,8 @@ impl ExpertKernel {
         }
     }
 
-    /// As [`Kernel::curve`](super::Kernel::curve) has it: each pass reads its operands in another order.
+    /// The name of its curve, see [`Kernel::curve`](super::Kernel::curve): each pass reads its operands in another
+    /// order.
     pub fn curve(&self) -> &'static str {
         match self.op {
             ExpertOp::MatMul { pass: Pass::Dx, .. } => "grouped_matmul_dx",
@@ -172,12 +174,12 @@ impl ExpertKernel {
     }
 }
 
-/// The rows of a rank's slots.
+/// The rows that a rank's slots have.
 struct Groups {
     rows: f64,
-    /// Filled up to whole blocks.
+    /// Rows, those of each slot filled up to whole blocks.
     padded: u64,
-    /// Slots that have any.
+    /// Slots that have any rows.
     active: u64,
 }
 
@@ -193,7 +195,7 @@ impl Groups {
         }
     }
 
-    /// Weights are read, or their gradients added to, where a slot has rows.
+    /// The work of a pass; weights are read, or their gradients added to, only for slots that have rows.
     fn work(&self, pass: Pass, [rows, slots, n, k]: [u64; 4], fp8: bool, reads: &[u64], writes: &[u64]) -> Work {
         let of_rows = |bytes| share(bytes, self.rows, rows);
         let of_slots = |bytes| share(bytes, self.active as f64, slots);
@@ -201,7 +203,7 @@ impl Groups {
         let (given, rest, [m, cols, depth]) = match pass {
             Pass::Forward => (of_rows(reads[0]) + of_slots(reads[1]), of_rows(writes[0]), [self.padded, n, k]),
             Pass::Dx => (of_rows(reads[0]) + of_slots(reads[1]), of_rows(writes[0]), [self.padded, k, n]),
-            // A product for each slot, one below the other.
+            // One product for each slot, as if they stood one below the other.
             Pass::Dw => {
                 let depth = self.padded / self.active.max(1);
                 let sums = of_slots(reads[2]) + of_slots(writes[0]);

@@ -8,7 +8,7 @@ use super::program::Plan;
 use std::collections::BTreeSet;
 
 impl Plan {
-    /// The plan with every weight frozen. What was a parameter's gradient has no place in it any more.
+    /// The plan with every weight frozen. Gradients of parameters have no place in it any more.
     pub fn frozen(mut self) -> Plan {
         let gradients = Gradients::of(&self);
         let lines = self.blocks.len() + self.programs.len();
@@ -26,7 +26,8 @@ impl Plan {
         if line < blocks { &mut self.blocks[line].ops } else { &mut self.programs[line - blocks].ops }
     }
 
-    /// Drops ops all of whose results are workspace that nobody reads, and calls of blocks that have no ops left; whether there were any.
+    /// Drops ops whose results are all workspace that nobody reads, and calls of blocks that have no ops left; returns
+    /// whether there were any.
     fn drop_idle(&mut self) -> bool {
         let lines = self.blocks.len() + self.programs.len();
         let mut read: BTreeSet<TensorId> = BTreeSet::new();
@@ -67,14 +68,14 @@ impl Plan {
     }
 }
 
-/// What stands for gradients of weights, or sums of them: tensors of the plan, and formals of its blocks that calls bind
-/// to these. The plan says which its parameters' are, and where their sums are kept; a sum over ranks of one of them is one,
-/// and so is what it is the sum of.
+/// Tensors of the plan that are gradients of weights or sums of them, and formals of blocks that calls bind to these.
+/// The plan says which tensors are its parameters' gradients and where their sums are kept; if one end of a sum over
+/// ranks is such a tensor, so is the other.
 struct Gradients {
     tensors: BTreeSet<TensorId>,
-    /// By block.
+    /// The formals, by block.
     formals: Vec<BTreeSet<u32>>,
-    /// Those of them that sums say so of: whatever calls bind to these is one.
+    /// The formals that are marked because of a sum: whatever calls bind to them is marked as well.
     sums: Vec<BTreeSet<u32>>,
 }
 
@@ -92,8 +93,8 @@ impl Gradients {
         all
     }
 
-    /// Marks formals that calls bind to what is marked, both ends of sums, and what calls bind to these; whether there
-    /// were new ones.
+    /// Marks formals that calls bind to what is marked, both ends of sums, and what calls bind to these; returns
+    /// whether any were new.
     fn spread(&mut self, plan: &Plan) -> bool {
         let mut any = false;
         let lines = plan.blocks.iter().map(|b| &b.ops).chain(plan.programs.iter().map(|p| &p.ops));
@@ -124,7 +125,7 @@ impl Gradients {
         any
     }
 
-    /// Marks an end of a sum; whether it was not yet.
+    /// Marks an end of a sum; returns whether it was not marked yet.
     fn mark(&mut self, line: usize, of: TensorRef) -> bool {
         match of {
             TensorRef::Tensor(id) => self.tensors.insert(id),
@@ -132,7 +133,7 @@ impl Gradients {
         }
     }
 
-    /// Whether it is one, in a block, or in a program behind all blocks.
+    /// Whether a tensor or formal is marked; `line` counts the blocks, and behind them the programs.
     fn has(&self, line: usize, of: TensorRef) -> bool {
         match of {
             TensorRef::Tensor(id) => self.tensors.contains(&id),
@@ -157,7 +158,7 @@ fn without(ops: Vec<Op>, gradient: impl Fn(TensorRef) -> bool, tensors: &[Tensor
     let stays = |op: &Op| match &op.kind {
         OpKind::Compute { kernel: Kernel::Adam { .. }, .. } => false,
         OpKind::Compute { writes, .. } => !writes.is_empty(),
-        // What the optimizer wrote would be made whole again.
+        // Weights that the optimizer wrote need not be gathered any more.
         OpKind::Collective { src, dst, .. } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
         OpKind::Copy { src, dst } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
         _ => true,
@@ -165,7 +166,7 @@ fn without(ops: Vec<Op>, gradient: impl Fn(TensorRef) -> bool, tensors: &[Tensor
     renumbered(ops.collect(), stays)
 }
 
-/// The ops that stay, with new numbers; who waited for one that is gone waits for what that waited for.
+/// The ops that stay, with new numbers. An op that waited for one that is gone waits for what that one waited for.
 fn renumbered(ops: Vec<Op>, stays: impl Fn(&Op) -> bool) -> Vec<Op> {
     let mut now: Vec<Vec<u32>> = Vec::with_capacity(ops.len());
     let mut kept: Vec<Op> = Vec::with_capacity(ops.len());

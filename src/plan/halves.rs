@@ -10,23 +10,23 @@ use super::op::*;
 use super::program::Block;
 use std::collections::BTreeSet;
 
-/// What has become of a block that was cut in two: both halves have its formals, and behind them one for each of `kept`.
+/// The result of cutting a block in two: both halves have its formals, and behind them one for each of `kept`.
 pub struct Halves {
     /// The second half, a block of its own.
     pub weights: BlockId,
-    /// Slots of the workspace that the halves have formals for in place of it.
+    /// Slots of the workspace that each half has a formal for in place of the slot itself.
     pub kept: Vec<Buf>,
 }
 
-/// A value that the first half leaves for the second: the ops that wrote it, into what.
+/// A value that the first half leaves for the second: the buffer, and the ops that wrote it.
 struct Left {
     of: Buf,
     writers: BTreeSet<usize>,
 }
 
 impl Builder {
-    /// Leaves the first half of `block` in it; its formals `gradients` are those that add up what the gradients of its
-    /// weights are.
+    /// Cuts `block` in two: its first half takes its place. `gradients`: the formals to which the gradients of its
+    /// weights are added.
     ///
     /// # Panics
     /// In a builder of sizes, which keeps no buffers, and for a block with calls.
@@ -49,16 +49,16 @@ impl Builder {
     }
 }
 
-/// Which ops are of the first half, and what each reads of which.
+/// Which ops are in the first half, and who wrote what each op reads.
 struct Cut {
     first: Vec<bool>,
-    /// By op and by its reads: the ops that wrote what is read, as far as they are of the block.
+    /// The ops of the block that wrote each read, by op and by read.
     sources: Vec<Vec<BTreeSet<usize>>>,
 }
 
-/// `rows`: of a slot of a tensor.
+/// Cuts ops in two, and lists the values that the first half leaves. `rows`: the rows of a slot of a tensor.
 fn cut(ops: &[Op], gradients: &[u32], rows: &dyn Fn(TensorId) -> u64) -> (Cut, Vec<Left>) {
-    // What is written chunk by chunk may be read whole.
+    // A buffer that is written chunk by chunk may be read whole.
     let all_rows = |buf: Buf| match buf.of {
         TensorRef::Tensor(tensor) => Buf { rows: buf.rows.or(Some([0, rows(tensor)])), ..buf },
         TensorRef::Formal(_) => buf,
@@ -71,7 +71,7 @@ fn cut(ops: &[Op], gradients: &[u32], rows: &dyn Fn(TensorId) -> u64) -> (Cut, V
     let sources: Vec<Vec<BTreeSet<usize>>> =
         (0..ops.len()).map(|i| bufs[i].0.iter().map(|read| writers(&bufs, i, read)).collect()).collect();
     let mut stay = BTreeSet::new();
-    // An op of the second half that cannot be so late goes to the first, with what it needs.
+    // An op of the second half that cannot run so late goes to the first, with what it needs.
     loop {
         let cut = Cut { first: first_half(&bufs, &sources, gradients, &stay), sources: sources.clone() };
         match cut.left(&bufs) {
@@ -81,7 +81,8 @@ fn cut(ops: &[Op], gradients: &[u32], rows: &dyn Fn(TensorId) -> u64) -> (Cut, V
     }
 }
 
-/// Who wrote what the op `at` reads: of every row the last to write it, and whoever has added to it since.
+/// The writers of what the op `at` reads: for every row the last op to write it, and the ops that have added to it
+/// since.
 fn writers(bufs: &[(Vec<Buf>, Vec<Buf>)], at: usize, read: &Buf) -> BTreeSet<usize> {
     let (mut found, mut open) = (BTreeSet::new(), vec![*read]);
     for earlier in (0..at).rev() {
@@ -104,7 +105,7 @@ fn writers(bufs: &[(Vec<Buf>, Vec<Buf>)], at: usize, read: &Buf) -> BTreeSet<usi
     found
 }
 
-/// What of `part` is not written by `write`. Of the formals of a block it is not known how long they are.
+/// The rows of `part` that are not written by `write`. How many rows a formal has is not known.
 fn without(part: &Buf, write: &Buf) -> Vec<Buf> {
     match (part.rows, write.rows) {
         _ if !same_slot(part, write) => vec![*part],
@@ -126,8 +127,8 @@ fn overlap(a: &Buf, b: &Buf) -> bool {
     same_slot(a, b) && !matches!((a.rows, b.rows), (Some(a), Some(b)) if apart(a, b))
 }
 
-/// The ops that write what others than the optimizer wait for, those that have to `stay` with them, and all that they
-/// need.
+/// Which ops are in the first half: those that write what others than the optimizer wait for, those that have to `stay`
+/// with them, and all that these need.
 fn first_half(
     bufs: &[(Vec<Buf>, Vec<Buf>)],
     sources: &[Vec<BTreeSet<usize>>],
@@ -146,7 +147,8 @@ fn first_half(
 }
 
 impl Cut {
-    /// What the second half reads of the first's work, or an op that finds it overwritten.
+    /// The values that the second half reads of the first half's work. The error is an op that would find one
+    /// overwritten.
     fn left(&self, bufs: &[(Vec<Buf>, Vec<Buf>)]) -> Result<Vec<Left>, usize> {
         let mut all: Vec<Left> = vec![];
         for at in (0..bufs.len()).filter(|at| !self.first[*at]) {
@@ -154,7 +156,7 @@ impl Cut {
                 let by_first = sources.iter().filter(|&&writer| self.first[writer]).count();
                 let gone = |later: usize| self.first[later] && bufs[later].1.iter().any(|w| overlap(w, read));
                 match read.of {
-                    // What adds up is added to in any order.
+                    // What adds up may be added to in any order.
                     TensorRef::Formal(_) if bufs[at].1.iter().any(|write| overlap(write, read)) => {}
                     TensorRef::Formal(_) if (at + 1..bufs.len()).any(gone) => return Err(at),
                     TensorRef::Formal(_) => {}
@@ -179,7 +181,7 @@ impl Cut {
         }
     }
 
-    /// The writers of a value, with those whose sums others of them have added to.
+    /// The writers of a value, and the writers of sums that some of these have added to.
     fn with_adders(&self, bufs: &[(Vec<Buf>, Vec<Buf>)], read: &Buf, sources: &BTreeSet<usize>) -> BTreeSet<usize> {
         let (mut all, mut more) = (sources.clone(), sources.clone());
         while let Some(writer) = more.pop_first() {
@@ -193,8 +195,8 @@ impl Cut {
         all
     }
 
-    /// A value that an op of the first half reads together with another, adds to behind the second's back, or writes again
-    /// before the second has read it.
+    /// A value that cannot be kept apart: an op of the first half reads it together with another value, adds to it
+    /// behind the second half's back, or writes it again before the second half has read it. `None` if there is none.
     fn torn<'l>(&self, bufs: &[(Vec<Buf>, Vec<Buf>)], all: &'l [Left]) -> Option<&'l Left> {
         all.iter().find(|left| {
             (0..bufs.len()).any(|at| {
@@ -212,14 +214,14 @@ impl Cut {
         })
     }
 
-    /// The ops of one half, with values that are left in formals behind `formals` others.
+    /// The ops of one half; values that are left have the formals behind the first `formals`.
     fn half(&self, ops: &[Op], first: bool, formals: u32, left: &[Left]) -> Vec<Op> {
         let mut ids = vec![None; ops.len()];
         let mut half: Vec<Op> = vec![];
         for (at, op) in ops.iter().enumerate().filter(|(at, _)| self.first[*at] == first) {
             ids[at] = Some(half.len() as u32);
             let mut op = Op { id: half.len() as u32, ..op.clone() };
-            // What stood before it in the other half is over, or is ordered by what it writes.
+            // What stood before an op in the other half is over by then, or is ordered by what it writes.
             op.after = op.after.iter().filter_map(|&earlier| ids[earlier as usize]).collect();
             let (reads, writes) = op.kind.bufs_mut();
             for (read, sources) in reads.into_iter().zip(&self.sources[at]) {
@@ -239,14 +241,14 @@ impl Cut {
     }
 }
 
-/// Whether an op reads and writes the same rows of a slot.
+/// Whether an op both reads and writes the same rows of a slot.
 fn adds(bufs: &[(Vec<Buf>, Vec<Buf>)], at: usize, of: &Buf) -> bool {
     let (reads, writes) = &bufs[at];
     let of_it = |buf: &&Buf| same_slot(buf, of);
     writes.iter().filter(of_it).any(|write| reads.iter().filter(of_it).any(|read| overlap(read, write)))
 }
 
-/// Adds a value, one with those that it has writers in common with.
+/// Adds a value, joined with those that have a writer in common with it.
 fn join(all: &mut Vec<Left>, mut more: Left) {
     let same = |l: &Left, more: &Left| same_slot(&l.of, &more.of) && !l.writers.is_disjoint(&more.writers);
     while let Some(at) = all.iter().position(|l| same(l, &more)) {

@@ -4,10 +4,11 @@ use super::op::*;
 use super::program::Plan;
 use std::collections::BTreeSet;
 
-/// Whether each tensor does: weights, optimizer state and gradients, but gradients that the optimizer does not read. These
-/// are whole only until ranks have summed them into their shares, and what comes behind that may have their bytes; so in
-/// Megatron-LM's distributed optimizer, whose shares are slices of the buffer of gradients. Where the optimizer is on the host
-/// it reads copies, and so what they are of.
+/// Whether each tensor lives from before a step to after it: weights, optimizer state and gradients do, except for
+/// gradients that the optimizer does not read. These are whole only until ranks have summed them into their shares, and
+/// what comes behind that may have their bytes; so in Megatron-LM's distributed optimizer, whose shares are slices of
+/// the buffer of gradients. Where the optimizer is on the host it reads copies of gradients, and so the gradients
+/// themselves last.
 pub fn lasting(plan: &Plan) -> Vec<bool> {
     let mut read = Read { plan, blocks: vec![None; plan.blocks.len()] };
     let mut updated: BTreeSet<TensorRef> = BTreeSet::new();
@@ -21,7 +22,7 @@ pub fn lasting(plan: &Plan) -> Vec<bool> {
     plan.tensors.iter().zip(0..).map(lasts).collect()
 }
 
-/// What blocks let the optimizer read: tensors of the plan, and formals of theirs.
+/// The tensors and formals that the optimizer reads in each block.
 struct Read<'p> {
     plan: &'p Plan,
     blocks: Vec<Option<BTreeSet<TensorRef>>>,
@@ -33,7 +34,7 @@ impl Read<'_> {
         for op in ops {
             match &op.kind {
                 OpKind::Compute { kernel, reads, .. } if kernel.steps() => all.extend(reads.iter().map(|buf| buf.of)),
-                // Gradients are copied for the optimizer alone.
+                // Gradients are copied to the host for the optimizer alone.
                 OpKind::Copy { src, .. } => drop(all.insert(src.of)),
                 OpKind::Call { block, args, .. } => {
                     for of in self.by_block(*block) {
@@ -60,7 +61,7 @@ impl Read<'_> {
     }
 }
 
-/// The tensors that do.
+/// The tensors that live from before a step to after it.
 pub fn that_last(plan: &Plan) -> impl Iterator<Item = TensorId> {
     lasting(plan).into_iter().zip(0..).filter_map(|(lasts, tensor)| lasts.then_some(tensor))
 }

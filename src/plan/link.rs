@@ -22,13 +22,13 @@ use std::collections::BTreeSet;
 pub use tracker::Touches;
 use tracker::{NONE, Tracker, Waits};
 
-/// No more ops than this are ever spliced: a plan that asks for more is refused, not swallowed.
+/// The most ops that are ever spliced: a plan with more is refused before it takes all memory.
 pub const MOST_OPS: usize = 30_000_000;
 
-/// Formals bound to a tensor and the slot that slot 0 of the formal means.
+/// The bindings of a body's formals: for each the tensor, and the slot that slot 0 of the formal means.
 pub type Env = Vec<(TensorId, u32)>;
 
-/// A run of atoms.
+/// A run of atoms, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Atoms {
     pub first: u32,
@@ -41,34 +41,36 @@ impl Atoms {
     }
 }
 
-/// A buffer after its formal was resolved.
+/// A buffer whose formal was resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub tensor: TensorId,
     pub slot: u32,
     pub rows: [u64; 2],
     pub atoms: Atoms,
-    /// How the op itself names it, to resolve it again under other bindings.
+    /// The buffer as the op names it, to be resolved again under other bindings.
     pub named: Buf,
 }
 
-/// Where atoms of a tensor start and how its rows are cut.
+/// Where the atoms of each tensor begin, and how its rows are cut.
 #[derive(Debug, Clone)]
 pub struct AtomTable {
     base: Vec<u32>,
-    /// Per tensor, ascending, from 0 to the number of rows.
+    /// Rows at which each tensor is cut, ascending, from 0 to its number of rows.
     cuts: Vec<Vec<u64>>,
     pub count: u32,
 }
 
 impl AtomTable {
+    /// The table of a plan's atoms. Errors: a buffer that names rows that its tensor does not have; more than
+    /// [`MOST_OPS`] atoms.
     pub fn new(plan: &Plan) -> Result<AtomTable> {
         let mut cuts: Vec<Vec<u64>> = plan.tensors.iter().map(|t| vec![0, t.rows()]).collect();
         let mut seen = BTreeSet::new();
         for program in &plan.programs {
             collect_cuts(plan, &program.ops, &[], &mut cuts, &mut seen)?;
         }
-        // A kernel may take several weights as one operand, a norm's weight and its bias.
+        // A kernel may take several weights as one operand, as a norm's weight and its bias.
         for param in &plan.params {
             let tensor = param.weight as usize;
             if plan.tensors.get(tensor).is_some_and(|t| param.rows[1] <= t.rows()) {
@@ -128,7 +130,7 @@ impl AtomTable {
     }
 }
 
-/// The tensor that a name means under the bindings `env`, and its slot 0.
+/// The tensor that a name means under the bindings `env`, and the slot that its slot 0 means.
 pub fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
     match of {
         TensorRef::Tensor(id) => (id, 0),
@@ -171,7 +173,7 @@ fn collect_cuts(
     Ok(())
 }
 
-/// The bindings of iteration `i` of a call made under `env`.
+/// The bindings of the block in iteration `i` of a call made under `env`.
 pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
     args.iter()
         .map(|arg| {
@@ -181,7 +183,7 @@ pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
         .collect()
 }
 
-/// Whether all iterations of a call touch the same slots, but for tensors it only reads.
+/// Whether all iterations of a call touch the same slots, except for tensors that it only reads.
 pub fn repeats_itself(plan: &Plan, call: &Op) -> bool {
     let OpKind::Call { block, args, .. } = &call.kind else { return false };
     args.iter().enumerate().all(|(i, arg)| match arg {
@@ -200,18 +202,18 @@ fn writes_formal(plan: &Plan, block: BlockId, formal: u32) -> bool {
     })
 }
 
-/// One spliced op.
+/// A spliced op.
 #[derive(Debug, Clone)]
 pub struct Node<'p> {
     pub op: &'p Op,
     pub lane: u16,
-    /// Index into the line's frames.
+    /// Index of the call that it stands in, among the line's frames.
     pub frame: u32,
     reads: (u32, u32),
     writes: (u32, u32),
 }
 
-/// A call being inside of which an op stands.
+/// A call being gone through: one iteration of it, inside of which ops stand.
 #[derive(Debug, Clone)]
 struct Frame<'p> {
     parent: u32,
@@ -219,7 +221,7 @@ struct Frame<'p> {
     iteration: u32,
 }
 
-/// How often a call is spliced.
+/// Whether an iteration of a call is spliced, by the call's op and the iteration.
 pub type Unroll<'a> = &'a dyn Fn(&Op, u32) -> bool;
 
 /// Spliced ops in program order, with their places and edges.
@@ -228,9 +230,9 @@ pub struct Line<'p> {
     pub nodes: Vec<Node<'p>>,
     frames: Vec<Frame<'p>>,
     places: Vec<Place>,
-    /// Edges within the line: the ops that each op waits for.
+    /// The ops of the line that each op waits for.
     preds: Csr,
-    /// What each op waits for from before the line began.
+    /// What each op waits for from before the line began, and what the line leaves behind.
     pub outer: Outer,
     pub lanes: usize,
 }
@@ -238,21 +240,22 @@ pub struct Line<'p> {
 /// Dependencies on what happened before the line, and what the line leaves behind.
 #[derive(Debug, Clone, Default)]
 pub struct Outer {
-    /// The op is the first of its lane.
+    /// Whether each op is the first of its lane.
     pub first_on_lane: Vec<bool>,
-    /// Atoms read before anything in the line wrote them.
+    /// Atoms that each op reads before anything in the line has written them.
     pub reads: Csr,
-    /// Atoms written before anything in the line wrote them: waits for outer writers and readers.
+    /// Atoms that each op writes before anything in the line has written them: it waits for their outer writers and
+    /// readers.
     pub writes: Csr,
-    /// The last op of each lane that has one.
+    /// The last op of each lane that has any: (lane, op).
     pub last_on_lane: Vec<(u16, u32)>,
-    /// (atom, last writer).
+    /// The last writer of each atom: (atom, op).
     pub last_write: Vec<(u32, u32)>,
-    /// (atom, the last reader of a lane since the last write).
+    /// The last readers of each atom since its last write, one for each lane: (atom, op).
     pub last_reads: Vec<(u32, u32)>,
 }
 
-/// Lists of lists, flat.
+/// Lists of lists, stored flat.
 #[derive(Debug, Clone, Default)]
 pub struct Csr {
     at: Vec<u32>,
@@ -279,13 +282,13 @@ impl Csr {
 }
 
 impl<'p> Line<'p> {
-    /// A whole program with every call spliced.
+    /// A whole program with every call spliced. Errors: more than [`MOST_OPS`] ops.
     pub fn program(plan: &'p Plan, atoms: &AtomTable, program: u32) -> Result<Line<'p>> {
         Line::unrolled(plan, atoms, program, &|_, _| true)
     }
 
-    /// A program in which calls that only repeat themselves are spliced three times: the first two and the
-    /// last iteration, which show every neighbourhood that more would.
+    /// A program in which calls that only repeat themselves are spliced three times: the first two iterations and the
+    /// last show every neighbourhood that more would. Errors: more than [`MOST_OPS`] ops.
     pub fn short(plan: &'p Plan, atoms: &AtomTable, program: u32) -> Result<Line<'p>> {
         let keep = |op: &Op, i: u32| match &op.kind {
             OpKind::Call { repeat, .. } if *repeat > 3 && repeats_itself(plan, op) => i < 2 || i + 1 == *repeat,
@@ -294,7 +297,7 @@ impl<'p> Line<'p> {
         Line::unrolled(plan, atoms, program, &keep)
     }
 
-    /// A program of which only the iterations `keep` wants are spliced.
+    /// A program with only the iterations spliced that `keep` wants. Errors: more than [`MOST_OPS`] ops.
     pub fn unrolled(plan: &'p Plan, atoms: &AtomTable, program: u32, keep: Unroll) -> Result<Line<'p>> {
         let mut line = Line::empty(plan);
         line.splice(plan, atoms, &plan.programs[program as usize].ops, &[], 0, keep)?;
@@ -302,7 +305,8 @@ impl<'p> Line<'p> {
         Ok(line)
     }
 
-    /// Consecutive ops of one body, none of them a call. `touches`: of the same atoms.
+    /// The line of consecutive ops of one body, none of them a call. `touches`: room to work in, made for the same
+    /// atoms.
     pub fn segment(
         plan: &'p Plan,
         atoms: &AtomTable,
@@ -461,7 +465,7 @@ impl<'p> Line<'p> {
         matches!(&self.nodes[node].op.kind, OpKind::Compute { kernel: Kernel::Wait { stream: false, .. }, .. })
     }
 
-    /// Edges that `after` names: the op with that id in the same body and iteration.
+    /// Adds the edges that `after` names, each to the op with that id in the same body and iteration.
     fn add_after(&self, node: usize, tracker: &Tracker, preds: &mut Vec<u32>) {
         let n = &self.nodes[node];
         for &id in &n.op.after {

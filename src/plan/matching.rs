@@ -12,21 +12,21 @@ pub struct LegAt {
     pub leg: u16,
 }
 
-/// (lane, direction, distance along the lane's group)
+/// Names a queue: lane, direction, distance along the lane's group.
 type Queue = (u16, Direction, u32);
 
 /// The sends, receives and collectives of one line in program order.
 #[derive(Debug, Clone, Default)]
 struct Queues {
-    /// A handful: a lane has few distances.
+    /// The legs of each queue in their order; there are few queues, since a lane has few distances.
     legs: Vec<(Queue, Vec<LegAt>)>,
-    /// Of each node: legs before it in the line.
+    /// Legs of the line before each node.
     first_leg: Vec<u32>,
-    /// Of each leg: its position in its queue.
+    /// The place of each leg in its queue.
     ordinal: Vec<u32>,
-    /// By lane.
+    /// The collectives of each lane, by node.
     collectives: Vec<Vec<u32>>,
-    /// Of each node: collectives before it on its lane.
+    /// Collectives on the lane of each node before it.
     turn: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Matching {
         by.rem_euclid(self.group_size[lane as usize] as i32) as u32
     }
 
-    /// The number of a leg among all of its program's.
+    /// The number of a leg among all legs of its program.
     pub fn leg(&self, program: u32, at: LegAt) -> usize {
         self.queues[program as usize].first_leg[at.node as usize] as usize + at.leg as usize
     }
@@ -67,14 +67,15 @@ impl Matching {
         self.queues[program as usize].ordinal.len()
     }
 
-    /// The leg in a rank of program `peer` that meets `at` of a rank of program `own`.
+    /// The leg of a rank of program `peer` that meets leg `at` of a rank of program `own`; `None`: it meets nothing.
     pub fn partner(&self, own: u32, peer: u32, lane: u16, leg: &Leg, at: LegAt) -> Option<LegAt> {
         let k = self.queues[own as usize].ordinal[self.leg(own, at)];
         let queue = (lane, leg.dir.other(), self.around(lane, -leg.by));
         self.queues[peer as usize].queue(queue)?.get(k as usize).copied()
     }
 
-    /// The collective in a rank of program `peer` that is one with `node` of a rank of program `own`.
+    /// The collective of a rank of program `peer` that is one with `node` of a rank of program `own`; `None`: there is
+    /// no such collective.
     pub fn same_collective(&self, own: u32, peer: u32, lane: u16, node: u32) -> Option<u32> {
         if own == peer {
             return Some(node);
@@ -83,7 +84,7 @@ impl Matching {
         self.queues[peer as usize].collectives[lane as usize].get(k as usize).copied()
     }
 
-    /// Every leg of a program's line, with what it is.
+    /// Every leg of a program's line: where it is, its lane, and the leg.
     pub fn legs<'a>(&'a self, program: u32, line: &'a Line) -> impl Iterator<Item = (LegAt, u16, Leg)> + 'a {
         self.queues[program as usize].legs.iter().flat_map(|(_, queue)| queue).map(|&at| {
             let node = &line.nodes[at.node as usize];

@@ -83,7 +83,8 @@ impl Mesh {
         rank + there * self.stride(axis) - here * self.stride(axis)
     }
 
-    /// Whether neighbours on the first axis are nearer to each other than those on the second; not where it is not there.
+    /// Whether neighbours on `axis` are nearer to each other than those on `outer`; false where the mesh lacks one of
+    /// the two.
     pub fn is_inside(&self, axis: Axis, outer: Axis) -> bool {
         let at = |axis| self.axes.iter().position(|(other, _)| *other == axis);
         at(axis).zip(at(outer)).is_some_and(|(axis, outer)| axis > outer)
@@ -151,7 +152,7 @@ impl Group {
         }
     }
 
-    /// Whether `rank` is in a group: all ranks are, but of subsets.
+    /// Whether `rank` is in a group: every rank is in one of [`Group::Axes`].
     pub fn contains(&self, views: &[Mesh], rank: u32) -> bool {
         match self {
             Group::Axes { .. } => true,
@@ -234,7 +235,7 @@ impl Group {
             _ => return Step::Across { group: self, views, by },
         };
         let (stride, degree) = (mesh.stride(axis), mesh.degree(axis));
-        // Whatever a rank's other coordinates are, this one decides.
+        // The coordinate along the axis decides alone, whatever the rank's other coordinates are.
         let there = |c: u32| mesh.coord(self.neighbour(views, c * stride, by), axis);
         Step::Along { stride, there: (0..degree).map(there).collect() }
     }
@@ -255,7 +256,7 @@ impl Group {
         }
     }
 
-    /// Why no rank can make sense of this group.
+    /// The reason why no rank can make sense of this group; `None` if all can.
     pub fn fault(&self, views: &[Mesh]) -> Option<String> {
         let Some(mesh) = views.get(self.view() as usize) else { return Some(format!("no view {}", self.view())) };
         match self {
@@ -274,9 +275,9 @@ impl Group {
     }
 }
 
-/// From every rank to the one so far on in its group.
+/// A way from every rank to the one at a fixed distance in its group.
 pub enum Step<'g> {
-    /// Along one axis: from every coordinate to another.
+    /// Along one axis: the coordinate that each coordinate leads to.
     Along {
         stride: u32,
         there: Vec<u32>,

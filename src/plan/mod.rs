@@ -1,4 +1,30 @@
-//! The Plan: ops, buffers, lanes, and what they mean together.
+//! The Plan: ops, buffers, lanes, and what they mean together. The files in the order of reading:
+//!
+//! * `op`: the words of a plan: tensors, buffers, lanes, ops.
+//! * `program`: the plan as a whole, what it is fed, and what it was made for.
+//! * `builder`: writes a plan op by op, for strategies.
+//! * `mesh`: ranks along named axes, and the groups that axes define.
+//! * `segs`: which positions of the sequence a rank holds.
+//! * `share`: which rows of a microbatch a rank has where ranks share them.
+//! * `kernel`: every kernel with its operands, FLOPs and bytes.
+//! * `expert`, `muon`, `sparse`, `unfused`: the kernels of experts, of Muon, of chosen keys, of scores in memory.
+//! * `dropout`, `optimizer`: which elements are dropped; the constants of Adam.
+//! * `visible`: what a mask leaves of a block of attention.
+//! * `route`: which rows of a mixture-of-experts layer go where.
+//! * `rows`: in which order those rows stand in buffers.
+//! * `link`: what a plan means: calls spliced, buffers resolved, edges derived.
+//! * `matching`: which send meets which receive, and which collectives are one.
+//! * `order`: an order in which every op of every rank can start, or who waits in a circle.
+//! * `check`: proves that a plan is sound before anyone interprets it.
+//! * `turns`: in which order ranks that share a device compute.
+//! * `segment`: runs of ops between calls, linked once and met again under other bindings.
+//! * `crew`: programs side by side, and what passes between them.
+//! * `memory`: when every slot lives, and where it lies.
+//! * `lasting`: which tensors live from step to step.
+//! * `structure`: a number for all of a plan but its sizes.
+//! * `print`: the notes by which plans of sizes alone are told apart.
+//! * `halves`: a layer's backward pass cut in two, for pipelines.
+//! * `frozen`: a plan whose weights stay as they are, for fine-tuning.
 
 pub mod builder;
 pub mod check;

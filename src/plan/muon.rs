@@ -15,17 +15,18 @@ use std::ops::Range;
 /// Steps of Newton and Schulz.
 pub const STEPS: usize = 5;
 
-/// a, b and c of each, which bring singular values near 1 fast rather than to it (Jordan's quintic).
+/// The coefficients a, b and c of each step, which bring singular values near 1 fast rather than to it (Jordan's
+/// quintic).
 pub const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
-/// Added to the norm that a matrix is divided by.
+/// Added to the norm that a matrix is divided by, so that a matrix of zeros stays one.
 pub const EPS: f64 = 1e-7;
 
-/// What of itself the momentum keeps from step to step.
+/// The share of itself that the momentum keeps from step to step.
 pub const MOMENTUM: f64 = 0.95;
 
-/// An update's elements are in the mean as large as Adam's: 0.2 of the square root of the longer side (arXiv:2502.16982,
-/// equation 4).
+/// Factor of an update, which makes its elements in the mean as large as Adam's: 0.2 of the square root of the longer
+/// side (arXiv:2502.16982, equation 4).
 pub const SCALE: f64 = 0.2;
 
 /// Matrices of one size, one behind the other in a flat tensor of weights.
@@ -34,7 +35,7 @@ pub const SCALE: f64 = 0.2;
 pub struct Matrices {
     pub from: u64,
     pub count: u64,
-    /// Of a rank's part of each.
+    /// Rows and columns of a rank's part of each matrix.
     pub rows: u64,
     pub cols: u64,
     /// The longer side of the whole matrix.
@@ -42,7 +43,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Where they begin and end in the flat tensor.
+    /// Where the matrices begin and end in the flat tensor.
     pub fn range(&self) -> [u64; 2] {
         [self.from, self.from + self.count * self.rows * self.cols]
     }
@@ -51,28 +52,29 @@ impl Matrices {
         self.count * self.rows * self.cols
     }
 
-    /// Elements of all their Gram matrices.
+    /// Elements of the Gram matrices of all of them.
     pub fn gram_elems(&self) -> u64 {
         self.count * self.rows.min(self.cols).pow(2)
     }
 }
 
-/// A rank's part of a flat tensor of weights, and which of it is what.
+/// A rank's part of a flat tensor of weights, and where matrices stand in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// Elements of the part.
     pub elems: u64,
-    /// The ranks that share the tensor in equal parts, in group order; none: the part is all of it.
+    /// The ranks that share the tensor in equal parts, in group order; `None`: the part is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Group>,
-    /// In order.
+    /// The matrices, in the order of the tensor.
     pub matrices: Vec<Matrices>,
-    /// Room for the second moments of what is no matrix: as much as the part with most of it has.
+    /// Elements that there is room for of what is no matrix, for its second moments: as many as the part with most of
+    /// them has.
     pub others: u64,
 }
 
-/// A stretch of a rank's part: of matrices, or of what is none.
+/// A stretch of a rank's part: of matrices, or of what is none (`of`: `None`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch<'p> {
     /// Elements of the part.
@@ -81,7 +83,7 @@ pub struct Stretch<'p> {
 }
 
 impl Part {
-    /// One of `parts` equal ones, of `elems` elements each.
+    /// A tensor in `parts` equal parts of `elems` elements each.
     pub fn new(elems: u64, parts: u64, group: Option<Group>, matrices: Vec<Matrices>) -> Part {
         let mut part = Part { elems, group, matrices, others: 0 };
         let others = |place| {
@@ -92,7 +94,7 @@ impl Part {
         part
     }
 
-    /// What stands in the part of a rank, in order.
+    /// The stretches of the part that `rank` has, in order.
     pub fn stretches(&self, views: &[Mesh], rank: u32) -> Vec<Stretch<'_>> {
         let place = self.group.as_ref().map_or(0, |group| u64::from(group.place(views, rank)));
         self.stretches_from(place * self.elems)
@@ -149,7 +151,7 @@ impl MuonKernel {
         }
     }
 
-    /// The curve of measured times that it is on: products are as those of their kind that every profile has.
+    /// The curve of measured times that the kernel is on; products share the curves of products that every profile has.
     pub fn curve(&self) -> &'static str {
         match self {
             MuonKernel::Gram { of } if of.rows <= of.cols => "matmul_nt",
@@ -160,7 +162,7 @@ impl MuonKernel {
         }
     }
 
-    /// Whether it reads gradients, and not only what was made of them.
+    /// Whether the kernel reads gradients, and not only what was made of them.
     pub fn reads_gradients(&self) -> bool {
         matches!(self, MuonKernel::Momentum { .. } | MuonKernel::Update { .. })
     }
@@ -186,7 +188,7 @@ impl MuonKernel {
         }
     }
 
-    /// Given the bytes of each operand.
+    /// The work, given the bytes of each operand.
     pub fn work(&self, reads: &[u64], writes: &[u64]) -> Work {
         let bytes = reads.iter().chain(writes).sum();
         let product = |of: &Matrices, [n, k]: [u64; 2], rows: u64| {
@@ -207,7 +209,7 @@ impl MuonKernel {
             }
             MuonKernel::Apply { of } => product(of, [of.cols, of.rows.min(of.cols)], of.rows),
             MuonKernel::Momentum { .. } | MuonKernel::Normalise { .. } | MuonKernel::Update { .. } => {
-                // A norm is known when all of its matrix was read once.
+                // The norm of a matrix is known only when all of it was read once.
                 let again = if matches!(self, MuonKernel::Normalise { .. }) { reads[0] } else { 0 };
                 Work { flops: 0, bytes: bytes + again, class: WorkClass::Memory }
             }

@@ -57,12 +57,12 @@ impl TensorKind {
 #[serde(deny_unknown_fields)]
 pub struct Tensor {
     pub name: String,
-    /// Per rank. The first dim is the one `rows` of a [`Buf`] index.
+    /// Sizes on each rank. The first dim is the one that the `rows` of a [`Buf`] index.
     pub shape: Vec<u64>,
     pub dtype: Dtype,
     pub slots: u32,
     pub kind: TensorKind,
-    /// In the memory of the node's CPUs, not in the device's.
+    /// Whether it is in the memory of the node's CPUs rather than in the device's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host: bool,
 }
@@ -127,7 +127,7 @@ impl Buf {
         Buf { rows: Some([from, to]), ..self }
     }
 
-    /// The same of rows that are kept as from where they go to where.
+    /// Some rows of the buffer, given as `[from, to]`.
     pub fn at(self, rows: [u64; 2]) -> Buf {
         self.rows(rows[0], rows[1])
     }
@@ -164,7 +164,7 @@ impl Lane {
         }
     }
 
-    /// The ranks that talk on it, where it is a communicator.
+    /// The ranks that talk on the lane; `None` where it is no communicator.
     pub fn group(&self) -> Option<&Group> {
         match self {
             Lane::Comm(group, _) => Some(group),
@@ -172,23 +172,24 @@ impl Lane {
         }
     }
 
-    /// Whether stages of a pipeline talk on it: they wait for each other's work, whatever that is made of, which is its bubble.
+    /// Whether stages of a pipeline talk on the lane: they wait for each other's work, whatever that is made of, which
+    /// is the pipeline's bubble.
     pub fn joins_stages(&self) -> bool {
         self.group().is_some_and(|group| group.charged_axis() == Axis::Pp)
     }
 
-    /// Whether kernels of the device run on it.
+    /// Whether the lane runs kernels of the device.
     pub fn computes(&self) -> bool {
         matches!(self, Lane::Compute(_))
     }
 }
 
-/// Who moves the bytes: it decides what else slows down.
+/// The part of the machine that moves bytes: it decides what else slows down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
-    /// A kernel on so many thread blocks, which the compute lane has to do without. Those of an exchange its algorithm knows
-    /// best; 0 where the plan leaves them to its library.
+    /// A kernel on `ctas` thread blocks, which the compute lane has to do without. For an exchange, its algorithm knows
+    /// their number best; 0: the plan leaves it to the exchange's library.
     Sm { ctas: u16 },
     /// DMA engines: no SM is taken.
     CopyEngine,
@@ -240,11 +241,11 @@ impl CollectiveKind {
     }
 }
 
-/// What a call binds to a formal of the block.
+/// The argument that a call binds to a formal of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arg {
-    /// The same slot in every iteration.
+    /// One slot, in every iteration.
     Buf { of: TensorRef, slot: u32 },
     /// Iteration i binds slot (first + i*step) mod `of`: step -1 walks backward, `of` 2 alternates.
     Each { tensor: TensorRef, first: i32, step: i32, of: u32 },
@@ -257,13 +258,13 @@ impl Arg {
         }
     }
 
-    /// The slot bound in iteration `i`, counted from what the caller has bound.
+    /// The slot bound in iteration `i`, counted from the slot that the caller has bound.
     pub fn slot(&self, i: u32) -> u32 {
         match *self {
             Arg::Buf { slot, .. } => slot,
             Arg::Each { first, step, of, .. } => {
                 let at = i64::from(first) + i64::from(i) * i64::from(step);
-                // Seldom does a walk wrap, and to divide takes longer than all the rest.
+                // A walk seldom wraps, and to divide takes longer than all the rest.
                 let inside = (0..i64::from(of)).contains(&at);
                 if inside { at as u32 } else { at.rem_euclid(i64::from(of.max(1))) as u32 }
             }
@@ -340,7 +341,7 @@ impl TensorRef {
 }
 
 impl OpKind {
-    /// What it is called in timelines: a kernel by its name, a collective, a phase of an exchange, or its kind.
+    /// The name of the op in timelines: that of its kernel or collective, the phase of an exchange, or its kind.
     pub fn name(&self) -> &'static str {
         match self {
             OpKind::Compute { kernel, .. } => kernel.name(),
@@ -352,7 +353,7 @@ impl OpKind {
         }
     }
 
-    /// What goes out of buffers, or comes into them.
+    /// The buffers that are read (`Send`), or those that are written (`Recv`).
     fn operands(&self, dir: Direction) -> impl Iterator<Item = Buf> {
         use std::slice::from_ref;
         let (sent, received, legs): (&[Buf], &[Buf], &[Leg]) = match self {
@@ -366,7 +367,7 @@ impl OpKind {
         whole.iter().copied().chain(legs.iter().filter(move |leg| leg.dir == dir).map(|leg| leg.buf))
     }
 
-    /// The buffers that an op reads and writes, in the order of [`Op::bufs`]; those of a call are its arguments.
+    /// The buffers that an op reads and writes, in the order of [`Op::bufs`], to be changed; none for a call.
     pub fn bufs_mut(&mut self) -> (Vec<&mut Buf>, Vec<&mut Buf>) {
         match self {
             OpKind::Compute { reads, writes, .. } => (reads.iter_mut().collect(), writes.iter_mut().collect()),
@@ -383,7 +384,7 @@ impl OpKind {
         }
     }
 
-    /// The same in a block that has `by` other formals before these.
+    /// The kind of the op in a block that has `by` other formals before these: every formal's number grows by `by`.
     pub fn formals_moved(mut self, by: u32) -> OpKind {
         match &mut self {
             OpKind::Compute { reads, writes, .. } => reads.iter_mut().chain(writes).for_each(|buf| buf.of.moved(by)),
@@ -416,17 +417,17 @@ pub struct Op {
 }
 
 impl Op {
-    /// The buffers the op reads and writes: what dependencies are derived from.
+    /// The buffers that the op reads, and those that it writes: dependencies are derived from these.
     pub fn bufs(&self) -> (Vec<Buf>, Vec<Buf>) {
         (self.reads().collect(), self.writes().collect())
     }
 
-    /// The first half of [`Op::bufs`].
+    /// The buffers that the op reads, the first half of [`Op::bufs`].
     pub fn reads(&self) -> impl Iterator<Item = Buf> {
         self.kind.operands(Direction::Send)
     }
 
-    /// The second half of [`Op::bufs`].
+    /// The buffers that the op writes, the second half of [`Op::bufs`].
     pub fn writes(&self) -> impl Iterator<Item = Buf> {
         self.kind.operands(Direction::Recv)
     }

@@ -17,7 +17,7 @@ pub struct Adam {
     pub beta1: f64,
     pub beta2: f64,
     pub eps: f64,
-    /// A weight loses this share of itself a step, times the learning rate.
+    /// The share of itself that a weight loses in a step, times the learning rate.
     pub weight_decay: f64,
 }
 
@@ -35,7 +35,7 @@ impl Default for Adam {
 }
 
 impl Plan {
-    /// The optimizer's constants; none for a plan that updates no weights.
+    /// The optimizer's constants; `None` for a plan that updates no weights.
     pub fn optimizer(&self) -> Option<Adam> {
         self.kernels().find_map(|kernel| match kernel {
             &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
@@ -46,7 +46,7 @@ impl Plan {
         })
     }
 
-    /// The same plan with other constants of the optimizer.
+    /// The plan with other constants of the optimizer.
     pub fn with_optimizer(mut self, adam: Adam) -> Plan {
         let blocks = self.blocks.iter_mut().map(|b| &mut b.ops);
         blocks.chain(self.programs.iter_mut().map(|p| &mut p.ops)).flatten().for_each(|op| set(op, adam));

@@ -66,15 +66,15 @@ pub fn receives_what_it_sends(op: &Op, group_sizes: &[u32]) -> bool {
     distances(Direction::Send) == distances(Direction::Recv)
 }
 
-/// Whether every meeting is between the same op of the same program: then program order is an order for
-/// all ranks at once, and there is nothing to search.
+/// Whether every meeting is between one op of one program and itself: then program order is an order for all ranks at
+/// once, and there is nothing to search.
 pub fn in_step(plan: &Plan, lines: &[Line], matching: &Matching) -> bool {
     plan.programs.len() == 1
         && (0..lines[0].nodes.len() as u32)
             .all(|node| meets(plan, lines, matching, 0, node).iter().all(|m| m.1 == node))
 }
 
-/// An order of all starts and ends, or the ranks and ops that wait for each other.
+/// An order of all starts and ends. Errors: the ranks and ops that wait for each other in a circle.
 pub fn of_all_ranks(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<Vec<Moment>> {
     if in_step(plan, lines, matching) {
         return Ok(vec![]);
@@ -82,7 +82,7 @@ pub fn of_all_ranks(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<
     of_ranks(plan, lines, matching, &(0..plan.ranks()).collect::<Vec<u32>>())
 }
 
-/// As [`of_all_ranks`] for some ranks, which must meet only each other.
+/// [`of_all_ranks`] for some ranks, which must meet only each other. Errors: those of [`of_all_ranks`].
 pub fn of_ranks(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32]) -> Result<Vec<Moment>> {
     let line = |rank: u32| &lines[plan.program_of(rank) as usize];
     let nodes: Vec<usize> = ranks.iter().map(|&r| line(r).nodes.len()).collect();
@@ -129,7 +129,7 @@ pub fn of_ranks(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32])
     Err(deadlock(plan, lines, matching, ranks, &open))
 }
 
-/// Ranks that are named; and ops of a circle.
+/// Ranks that a deadlock names, and ops of a circle, at most.
 const NAMED: usize = 32;
 
 /// Names each waiting rank, the first op it cannot finish and what that op waits for, and a circle of ops that wait for
@@ -156,7 +156,7 @@ fn circle(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32], open:
     let line = |rank: u32| &lines[plan.program_of(rank) as usize];
     let stuck = |m: &Moment| {
         let of = &open[ranks.binary_search(&m.rank).expect("ranks meet only each other")];
-        // What starts only when something stuck has ended is stuck, too; either way something is open.
+        // A moment that waits for one that never comes never comes either: all of them are still open.
         of[2 * m.node as usize + usize::from(m.end)] > 0
     };
     let before = |m: &Moment| -> Option<Moment> {

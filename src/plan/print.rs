@@ -1,4 +1,4 @@
-//! What a builder that keeps only sizes notes of all the rest, while it goes.
+//! The notes of a builder that keeps only sizes, about everything that it does not keep.
 
 use super::op::*;
 use super::program::Plan;
@@ -6,34 +6,35 @@ use super::structure::{Halves, is_of_microbatches};
 
 /// Notes of a plan of sizes, which has every tensor and every op, but no names, and kernels without their buffers.
 ///
-/// Every block has notes of its own, and a call is noted as what the block does that it calls: which blocks were written
-/// before it does not matter.
+/// Every block has notes of its own. A call is noted by the notes of the block that it calls, so that the order in
+/// which blocks were written does not matter.
 #[derive(Clone, Default)]
 pub struct Print {
-    /// By block that is closed, then by depth of those still open.
+    /// Notes of the blocks that are closed, by block; and of those still open, by depth.
     closed: Vec<Body>,
     open: Vec<Body>,
-    /// Tensors of which rows are named.
+    /// Tensors some rows of which are named.
     cut: Vec<TensorId>,
 }
 
-/// Notes of a block, or of the program, but for its calls.
+/// Notes of a block, or of the program, without its calls.
 #[derive(Clone, Copy, Default)]
 struct Body {
     halves: Halves,
-    /// Formals of which rows are named.
+    /// Formals some rows of which are named, a bit each.
     named: u64,
 }
 
-/// Numbers for the structure of a plan of sizes. Where one of two such plans is the same, so is that much of their
-/// structure, if strategies, degrees and model are the same as well.
+/// Numbers for the structure of a plan of sizes. Where two such plans have one of them in common, that part of their
+/// structure is equal, if strategies, degrees and model are equal as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prints {
-    /// All of it. More microbatches that are alike show nothing that three do not.
+    /// The number of the whole structure. With more than three microbatches that are alike, it is that of three.
     pub whole: (u64, u64),
-    /// All but how many microbatches are alike, if any are.
+    /// The number of the structure without how many microbatches are alike.
     pub uncounted: (u64, u64),
-    /// All but the call of those that are alike, and what is only called there.
+    /// The number of the structure without the call of the microbatches that are alike, and without what is only called
+    /// there.
     pub rest: (u64, u64),
 }
 
@@ -51,7 +52,7 @@ impl Print {
         }
     }
 
-    /// The buffers of a kernel in a block `depth` deep.
+    /// Notes the buffers of a kernel in a block `depth` deep.
     pub fn bufs(&mut self, depth: usize, reads: &[Buf], writes: &[Buf]) {
         self.body(depth).halves.note(&(reads, writes));
         reads.iter().chain(writes).for_each(|buf| self.rows(depth, buf));
@@ -80,17 +81,18 @@ impl Print {
                 halves.note(&(src, dst));
                 [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
             }
-            // When all is built: what it binds may be an input, of which there are more or fewer slots.
+            // Calls are noted when the whole plan is built: a tensor that one binds may be an input, of which there are
+            // more or fewer slots.
             OpKind::Call { .. } => {}
         }
     }
 
-    /// An edge, or the lane of an op, in a block `depth` deep.
+    /// Notes an edge, or the lane of an op, in a block `depth` deep.
     pub fn after(&mut self, depth: usize, op: u32, earlier: u32) {
         self.body(depth).halves.note(&(op, earlier));
     }
 
-    /// A block of the ops of two others, the formals of the second behind the `formals` of the first.
+    /// Notes a block of the ops of two others; the formals of the second stand behind the `formals` of the first.
     pub fn braid(&mut self, both: [BlockId; 2], formals: usize) {
         let [first, second] = both.map(|block| self.closed[block as usize]);
         let moved = (0..64).filter(|f| second.named & (1 << f) != 0).map(|f: usize| 1 << (f + formals).min(63));
@@ -99,13 +101,13 @@ impl Print {
         self.closed.push(body);
     }
 
-    /// A block `depth` deep is closed.
+    /// Closes the notes of the block `depth` deep.
     pub fn close(&mut self, depth: usize) {
         let body = std::mem::take(self.body(depth));
         self.closed.push(body);
     }
 
-    /// The structure of `plan`, the plan of sizes that was built.
+    /// The numbers for the structure of `plan`, the plan of sizes that was built.
     pub fn of(mut self, plan: &Plan) -> Prints {
         let given = plan.feed.given();
         let mut blocks = Vec::with_capacity(plan.blocks.len());
@@ -126,7 +128,7 @@ impl Print {
         Prints { whole, uncounted, rest }
     }
 
-    /// Tensors, lanes and meshes.
+    /// The notes of tensors, lanes and meshes.
     fn sizes(&self, plan: &Plan, given: &[TensorId]) -> Halves {
         let mut halves = Halves::default();
         for (t, tensor) in (0..).zip(&plan.tensors) {
@@ -140,9 +142,9 @@ impl Print {
         halves
     }
 
-    /// Notes the calls of a body. `blocks`: what is known of those it may call. `into`: all of it; of a program also all
-    /// but how often microbatches repeat, and all but their call. Returns the formals of the body of which rows are named
-    /// inside calls.
+    /// Notes the calls of a body. `blocks`: the numbers of the blocks it may call. `into`: the notes of everything and,
+    /// for a program, those without how often microbatches repeat, and those without their call. Returns the formals of
+    /// the body of which rows are named inside calls, a bit each.
     fn calls(&mut self, ops: &[Op], given: &[TensorId], blocks: &[(u64, u64)], into: &mut [&mut Halves]) -> u64 {
         let (mut formals, mut left_out) = (0, 0);
         for op in ops {

@@ -1,5 +1,6 @@
 //! The plan as a whole: tensors, lanes, blocks, programs, and which rank runs which program.
 
+use super::check;
 use super::kernel::Kernel;
 use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
@@ -433,6 +434,7 @@ impl Plan {
             );
             return Err(Error::spec(name, "hash", why));
         }
+        check::check(&plan).map_err(|e| Error::spec(name, "plan", e))?;
         Ok(plan)
     }
 

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::spec::{Dtype, GroupScore, Groups};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// In place of a slot: the token was dropped there, or masked.
+/// In place of a slot: the token has no choice there, since it was dropped or masked.
 pub const DROPPED: u32 = u32::MAX;
 
 /// A number of rows: whole where the choices are listed, an expected value where they are balanced.
@@ -38,21 +38,22 @@ pub struct Route {
     /// Slots that a token goes to.
     pub topk: u32,
     pub counts: Counts,
-    /// Equal groups of slots, and how many of them a token's slots stand in at most, where they are not listed.
+    /// Equal groups of slots, and how many of them a token's slots stand in at most, for choices that are not listed;
+    /// `None`: any slots.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "in_short")]
     pub groups: Option<Groups>,
     /// The expert that each slot holds, where some hold the same; empty where slot i holds expert i.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<u32>,
-    /// Rows that every source sends to every slot, filled up with zeros; none where it sends what chose the slot.
+    /// Rows that every source sends to every slot, filled up with zeros; `None`: it sends the rows that chose the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<u32>,
-    /// The last slots of every rank that only borrow the weights of their experts, see [`Route::shadowing`].
+    /// Slots at the end of every rank that only borrow the weights of their experts, see [`Route::shadowing`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shadows: u32,
     #[serde(skip_serializing)]
     tables: Option<Tables>,
-    /// Where choices are not listed, the ranks and the nodes that a token is expected to reach.
+    /// Ranks, and nodes, that a token is expected to reach, for choices that are not listed.
     #[serde(skip_serializing)]
     reached: [Rows; 2],
 }
@@ -64,23 +65,23 @@ pub enum Counts {
     /// Every source alike, `topk` different slots out of all with equal chance. Any scale, in closed form; it can
     /// be predicted and not executed.
     Balanced {
-        /// Of one source.
+        /// Tokens of one source.
         tokens: u64,
     },
-    /// The same, but the slots of a token as far apart as they can be, so that it reaches as many ranks as it has
-    /// choices, or all (the `balanced` of github:ai-dynamo/aiconfigurator's collectors).
+    /// As `Balanced`, but the slots of a token stand as far apart as they can, so that it reaches as many ranks as it
+    /// has choices, or all (the `balanced` of github:ai-dynamo/aiconfigurator's collectors).
     Spread {
-        /// Of one source.
+        /// Tokens of one source.
         tokens: u64,
     },
-    /// The same, but token after token the next slots in a row, so that a token reaches as few ranks as hold that many slots (the
-    /// gate of NeMo AutoModel's benchmarks, `FakeBalancedGate`).
+    /// As `Balanced`, but token after token takes the next slots in a row, so that a token reaches as few ranks as hold
+    /// that many slots (the gate of NeMo AutoModel's benchmarks, `FakeBalancedGate`).
     RoundRobin {
-        /// Of one source.
+        /// Tokens of one source.
         tokens: u64,
     },
     Listed {
-        /// By source.
+        /// Tokens of each source.
         tokens: Vec<u64>,
         /// Source after source, token after token, `topk` slots each, [`DROPPED`] where there is none.
         choices: Vec<u32>,
@@ -105,7 +106,7 @@ struct Unchecked {
     shadows: u32,
 }
 
-/// Their number and how many are kept, as `[8, 4]`, and what ranks them where that is not as usual.
+/// Groups of experts as `[8, 4]`, their number and how many are kept, with what ranks them where that is not as usual.
 fn in_short<S: Serializer>(groups: &Option<Groups>, to: S) -> std::result::Result<S::Ok, S::Error> {
     match groups {
         Some(Groups { count, kept, score }) if *score == GroupScore::default() => [count, kept].serialize(to),
@@ -130,7 +131,8 @@ impl TryFrom<Unchecked> for Route {
 }
 
 impl Route {
-    /// `shape` is ranks and ranks of a node.
+    /// A route of a group; `shape` is its ranks, and the ranks of a node. Errors: the field that does not fit the
+    /// others.
     pub fn new(shape: [u32; 2], experts: u32, topk: u32, counts: Counts) -> Result<Route> {
         let [ranks, node] = shape;
         let mut route = Route {
@@ -153,7 +155,8 @@ impl Route {
         Ok(route.reaching())
     }
 
-    /// The same where a token's slots stand in `kept` of `count` groups.
+    /// The route where a token's slots stand in `kept` of `count` groups. Errors: groups that do not divide the
+    /// slots, or that have too few slots for the choices.
     pub fn limited(self, groups: Groups) -> Result<Route> {
         let Groups { count, kept, .. } = groups;
         let (experts, topk) = (u64::from(self.experts), u64::from(self.topk));
@@ -165,7 +168,7 @@ impl Route {
         Ok(Route { groups: (kept < count).then_some(groups), ..self }.reaching())
     }
 
-    /// The same with what it takes long to ask for: every hop of an exchange does.
+    /// The route with how many ranks and nodes a token reaches, which takes long to find and is asked for by every hop.
     fn reaching(self) -> Route {
         let reached = match self.tables {
             Some(_) => [0.0; 2],
@@ -174,7 +177,7 @@ impl Route {
         Route { reached, ..self }
     }
 
-    /// How many of so many parts a token is expected to reach.
+    /// How many of `parts` equal parts of the group a token is expected to reach.
     fn expected(&self, parts: u32) -> Rows {
         match self.counts {
             Counts::Spread { .. } => f64::from(self.topk.min(parts)),
@@ -186,7 +189,8 @@ impl Route {
         }
     }
 
-    /// The same where every source sends `rows` to every slot, zeros where fewer chose it.
+    /// The route where every source sends `rows` rows to every slot, zeros where fewer chose it. Errors: a slot that
+    /// more rows of a source chose.
     pub fn padded(self, rows: u32) -> Result<Route> {
         let fullest = (0..self.ranks).flat_map(|src| (0..self.experts).map(move |slot| (src, slot)));
         if let Some((src, slot)) = fullest.into_iter().find(|&(src, slot)| self.copies(src, slot) > f64::from(rows)) {
@@ -222,7 +226,7 @@ impl Route {
         self.ranks / self.node
     }
 
-    /// Slots of one rank.
+    /// Slots of each rank.
     pub fn local_experts(&self) -> u32 {
         self.experts / self.ranks
     }
@@ -249,7 +253,7 @@ impl Route {
         }
     }
 
-    /// Share of the choices that lead nowhere: beyond what an expert takes, or masked.
+    /// Share of the choices that lead nowhere: beyond what an expert takes, or masked. 0 where choices are not listed.
     pub fn dropped(&self) -> f64 {
         let Counts::Listed { choices, .. } = &self.counts else { return 0.0 };
         let dropped = choices.iter().filter(|slot| **slot == DROPPED).count();
@@ -261,7 +265,7 @@ impl Route {
         (0..self.ranks).map(|src| self.tokens(src)).max().unwrap_or(0)
     }
 
-    /// The slots of a source's tokens, [tokens x topk]; none where the route is balanced.
+    /// The slots that a source's tokens chose, [tokens x topk]; `None` where choices are not listed.
     pub fn choices(&self, src: u32) -> Option<&[u32]> {
         let Counts::Listed { tokens, choices } = &self.counts else { return None };
         let before: u64 = tokens[..src as usize].iter().sum();
@@ -335,12 +339,12 @@ impl Route {
         rows.filter(|(_, row)| row.iter().any(|e| experts.contains(e))).map(|(t, _)| t as u32).collect()
     }
 
-    /// The row lists of `src` for every rank, in one pass; none where the route is balanced.
+    /// The row lists of `src` for every rank, in one pass; empty where choices are not listed.
     pub fn lists_by_rank(&self, src: u32) -> Vec<Vec<u32>> {
         self.lists(src, self.local_experts(), |tables| (&tables.to_rank, self.ranks))
     }
 
-    /// The same for every node.
+    /// The row lists of `src` for every node, in one pass; empty where choices are not listed.
     pub fn lists_by_node(&self, src: u32) -> Vec<Vec<u32>> {
         self.lists(src, self.local_experts() * self.node, |tables| (&tables.to_node, self.nodes()))
     }
@@ -361,8 +365,8 @@ impl Route {
     }
 }
 
-/// Of a plan's routes those of tokens. Behind that of slots with copies, or with shadows, stands one of their gradients or
-/// weights.
+/// The routes of tokens among those of a plan. Behind that of slots with copies, or with shadows, stands one more, of
+/// their gradients or weights.
 pub fn of_tokens(routes: &[Route]) -> &[Route] {
     match routes {
         [tokens, _] if tokens.shadows > 0 || !tokens.holds.is_empty() => &routes[..1],
@@ -370,13 +374,13 @@ pub fn of_tokens(routes: &[Route]) -> &[Route] {
     }
 }
 
-/// Share of the choices of all tokens that lead nowhere.
+/// Share of the choices of all tokens that lead nowhere, over these routes.
 pub fn dropped(routes: &[Route]) -> f64 {
     let routes = of_tokens(routes);
     routes.iter().map(Route::dropped).sum::<f64>() / routes.len().max(1) as f64
 }
 
-/// Who moves the rows, and by which steps. `collective::exchange` has a file for each.
+/// The library that moves the rows, and the steps by which it does. `collective::exchange` has a file for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ExchangeAlgo {
@@ -384,8 +388,8 @@ pub enum ExchangeAlgo {
     Nccl,
     /// All rows to everyone, each takes what it needs; on combine a reduce-scatter of full-length sums.
     AllGather,
-    /// The same of few rows that are large: each goes round from its source, chunk by chunk, and back its sum does
-    /// (NCCL's broadcast and reduce).
+    /// As `AllGather` for few rows that are large: each goes round from its source, chunk by chunk, and its sum goes
+    /// back (NCCL's broadcast and reduce).
     Broadcast,
     /// DeepEP V1, normal kernels: once to a node over the network, once to a rank over the scale-up links, summed
     /// within the node on the way back. Half of the `sms` send, half receive.
@@ -393,8 +397,8 @@ pub enum ExchangeAlgo {
     /// DeepEP V1, low latency: a message for each token and slot into buffers of `slots` tokens a source. With
     /// `hook` no SM is held between the send and the receive.
     DeepepLowLatency { hook: bool, slots: u32 },
-    /// DeepEP V2: scale-out to the same place of a node, then scale-up. Without `sms` it takes as many as the library's own
-    /// rule says of the GPU and the route: whoever knows the machine asks it.
+    /// DeepEP V2: scale-out to the same place of a node, then scale-up. Without `sms` it takes as many as the library's
+    /// own rule says for the GPU and the route: whoever knows the machine asks it.
     DeepepV2Hybrid {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sms: Option<u16>,
@@ -417,7 +421,7 @@ impl ExchangeAlgo {
     }
 }
 
-/// Which way the rows go.
+/// The direction of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -443,13 +447,13 @@ impl Phase {
 /// Elements that share a scale in an FP8 row.
 pub const SCALE_BLOCK: u64 = 128;
 
-/// What an element is on the wire of an exchange.
+/// The format of an element on the wire of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// E4M3 with an fp32 scale for each 128 elements of a row, the last of which may be fewer.
     Fp8,
-    /// As it is, unscaled.
+    /// The dtype as it is, unscaled.
     #[serde(untagged)]
     Plain(Dtype),
 }
@@ -465,7 +469,7 @@ impl Wire {
         }
     }
 
-    /// As flags and files have it.
+    /// The format's name in flags and files.
     pub fn name(self) -> &'static str {
         match self {
             Wire::Fp8 => "fp8",

@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 /// A plan's second view: (pipeline stage, ranks that hold the same experts, ranks that hold different ones).
 pub const EXPERT_VIEW: u8 = 1;
 
-/// Where a rank stands in its group of experts.
+/// The place of a rank in its group of experts.
 pub fn place_of(views: &[Mesh], rank: u32) -> u32 {
     views.get(EXPERT_VIEW as usize).map_or(0, |view| view.coord(rank, Axis::Ep))
 }
 
-/// Which it is of the ranks that hold the same experts.
+/// The place of a rank among the ranks that hold the same experts.
 pub fn replica_of(views: &[Mesh], rank: u32) -> u32 {
     views.get(EXPERT_VIEW as usize).map_or(0, |view| view.coord(rank, Axis::Edp))
 }
@@ -28,7 +28,7 @@ pub fn replicas(views: &[Mesh]) -> u32 {
     views.get(EXPERT_VIEW as usize).map_or(1, |view| view.degree(Axis::Edp))
 }
 
-/// What an exchange leaves on a rank.
+/// The rows that an exchange leaves on a rank, and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Landing {
@@ -46,10 +46,10 @@ pub enum Landing {
 pub enum Layout {
     /// The rank's own tokens.
     Tokens,
-    /// One for each of its tokens' slots: slot after slot, tokens ascending.
+    /// A row for each slot of each of the rank's tokens: slot after slot, tokens ascending.
     Copies,
     Landed(Landing),
-    /// One for each token and slot of this rank: slot after slot, source after source, tokens ascending.
+    /// A row for each token and slot of this rank: slot after slot, source after source, tokens ascending.
     Experts,
 }
 
@@ -58,11 +58,11 @@ pub enum Layout {
 pub struct RowId {
     pub src: u32,
     pub token: u32,
-    /// [`WHOLE`] for the token itself.
+    /// Which of the token's choices it is; [`WHOLE`] for the token itself.
     pub choice: u32,
 }
 
-/// In place of a choice: all of them.
+/// In place of a choice: all choices of the token.
 pub const WHOLE: u32 = u32::MAX;
 
 impl RowId {
@@ -70,7 +70,7 @@ impl RowId {
         RowId { src, token, choice: WHOLE }
     }
 
-    /// The row of the token that a choice belongs to.
+    /// The row of the whole token that a choice belongs to.
     pub fn whole(self) -> RowId {
         RowId { choice: WHOLE, ..self }
     }
@@ -93,14 +93,14 @@ impl Layout {
         }
     }
 
-    /// Rows that a buffer needs on every rank: as many as the fullest has.
+    /// Rows that a buffer needs on every rank: those of the fullest rank.
     pub fn capacity(self, route: &Route) -> u64 {
         let most = (0..route.ranks).map(|place| self.count(route, place)).fold(0.0, f64::max);
         // Sums of expected values come out a hair above whole numbers.
         ((most - 1e-6).ceil() as u64).max(1)
     }
 
-    /// The rows themselves; none where the route is balanced.
+    /// The rows themselves; empty where choices are not listed.
     pub fn list(self, route: &Route, place: u32) -> Vec<RowId> {
         let sources = 0..route.ranks;
         match self {
@@ -128,14 +128,14 @@ fn tokens(route: &Route, src: u32) -> Vec<RowId> {
     (0..route.tokens(src) as u32).map(|t| RowId::token(src, t)).collect()
 }
 
-/// The rows of one source for one slot.
+/// The rows of one source for one slot; empty where choices are not listed.
 pub fn of_slot(route: &Route, src: u32, slot: u32) -> Vec<RowId> {
     let Some(choices) = route.choices(src) else { return vec![] };
     let row = |(at, _): (usize, &u32)| RowId { src, token: at as u32 / route.topk, choice: at as u32 % route.topk };
     let mut rows: Vec<RowId> =
         choices.iter().enumerate().filter(|(_, chosen)| **chosen == slot && slot != DROPPED).map(row).collect();
     if let Some(pad) = route.pad {
-        // Rows of zeros, by names that no token has.
+        // Rows of zeros have names that no token has.
         let first = route.tokens(src) as u32 + slot * pad;
         rows.extend((rows.len() as u32..pad).map(|i| RowId { src, token: first + i, choice: 0 }));
     }
@@ -151,7 +151,7 @@ impl ExchangeAlgo {
         }
     }
 
-    /// The order in which they arrive.
+    /// The order in which rows arrive at the ranks of their experts.
     pub fn landed(self) -> Layout {
         match self {
             ExchangeAlgo::Nccl | ExchangeAlgo::Hierarchical => Layout::Landed(Landing::Pairs),
@@ -162,7 +162,7 @@ impl ExchangeAlgo {
         }
     }
 
-    /// The order before an exchange and the one behind it.
+    /// The order of rows before an exchange, and the order behind it.
     pub fn ends(self, phase: Phase) -> [Layout; 2] {
         match phase {
             Phase::Combine => [self.landed(), self.source()],

@@ -9,15 +9,15 @@ use super::program::Plan;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// Atoms that follow one another as ops name them: to be resolved under the bindings of the moment.
+/// Atoms in a row, as an op names them: to be resolved under the bindings of the moment.
 #[derive(Debug, Clone, Copy)]
 struct Named {
     of: TensorRef,
     slot: u32,
-    /// Of the slot's atoms the first one named, and how many are.
+    /// The first atom named, counted from the slot's first one; and how many are named.
     behind: u32,
     count: u32,
-    /// Which atom the first one is at linking.
+    /// The first atom named, at linking.
     then: u32,
 }
 
@@ -25,11 +25,12 @@ struct Named {
 #[derive(Debug)]
 pub struct Segment<'p> {
     pub line: Line<'p>,
-    /// How its ops name each of its places.
+    /// The names that its ops have for its places, a name for each.
     names: Vec<Named>,
 }
 
-/// The block a segment stands in (none: the program), its first op, the tensors bound to its formals.
+/// Names a segment: the block it stands in (`None`: the program), its first op, the tensors bound to the block's
+/// formals.
 type Key = (Option<BlockId>, u32, Vec<TensorId>);
 
 /// Every segment met so far.
@@ -38,9 +39,10 @@ pub struct Segments<'p> {
     touches: Touches,
     all: Vec<Rc<Segment<'p>>>,
     known: FxHashMap<Key, usize>,
-    /// Atoms when the segment entered last was linked -> atoms now.
+    /// The atom of now that takes the place of each atom of linking, for the segment entered last.
     pub now: Vec<u32>,
-    /// For each atom at linking the last binding that gave it a meaning, and for each atom the last that took it as one.
+    /// Counts of bindings: in which one each atom of linking was given a meaning last, and in which one each atom was
+    /// taken as such a meaning last. So nothing is cleared from binding to binding.
     bound: Vec<u32>,
     taken: Vec<u32>,
     binding: u32,
@@ -96,7 +98,7 @@ impl<'p> Segments<'p> {
         self.all[segment].clone()
     }
 
-    /// Comes to the segment `ops` of a body under `env`: its number, linked now if it was not before.
+    /// Comes to the segment `ops` of a body under `env`; returns its number. It is linked now unless it was before.
     pub fn enter(
         &mut self,
         atoms: &AtomTable,
@@ -120,7 +122,7 @@ impl<'p> Segments<'p> {
         self.all.len() - 1
     }
 
-    /// Finds what a segment's atoms are now; false if buffers alias in another way than at linking.
+    /// Finds the atoms of now for a segment; false if buffers alias in another way than at linking.
     fn rebind(&mut self, atoms: &AtomTable, names: &[Named], env: &[(TensorId, u32)]) -> bool {
         self.binding += 1;
         let is_new = |bindings: &mut u32, now: u32| std::mem::replace(bindings, now) != now;
@@ -129,7 +131,7 @@ impl<'p> Segments<'p> {
             let first = atoms.slot(tensor, base + name.slot).first + name.behind;
             for (then, atom) in (name.then as usize..).zip(first..first + name.count) {
                 if !is_new(&mut self.bound[then], self.binding) {
-                    // Another name has it, too.
+                    // Another name has the atom, too.
                     if self.now[then] != atom {
                         return false;
                     }
@@ -145,7 +147,7 @@ impl<'p> Segments<'p> {
     }
 }
 
-/// How the ops of a line name each of its places.
+/// The names that the ops of a line have for each of its places.
 fn names(line: &Line, atoms: &AtomTable) -> Vec<Named> {
     let name = |place: &Place| {
         let (Buf { of, slot, .. }, Atoms { first: then, count }) = (place.named, place.atoms);

@@ -16,8 +16,8 @@ pub enum Split {
     /// Coordinate r holds r, r + P, r + 2P and so on: causal work is equal but for the diagonal (Striped
     /// Attention, Brandon et al., arXiv:2311.09431).
     Stripe,
-    /// Of each of so many equal consecutive parts, an equal consecutive one: coordinate r holds part r of every chunk
-    /// (FPDT, Yao et al., arXiv:2408.16978).
+    /// The sequence in this many equal consecutive parts, and each of these cut again: coordinate r holds part r of
+    /// every one (FPDT, Yao et al., arXiv:2408.16978).
     Chunks(u32),
 }
 
@@ -34,23 +34,23 @@ impl Span {
         self.start + i * self.step
     }
 
-    /// The last position; a span that is held is never empty.
+    /// The last position; a span is never empty.
     pub fn last(&self) -> u64 {
         self.at(self.len - 1)
     }
 
-    /// How many of its positions are before `pos`.
+    /// How many positions of the span are before `pos`.
     pub fn before(&self, pos: u64) -> u64 {
         pos.saturating_sub(self.start).div_ceil(self.step).min(self.len)
     }
 
-    /// Consecutive positions of the span, together.
+    /// The consecutive positions of the span, run by run.
     pub fn runs(self) -> impl Iterator<Item = Range<u64>> {
         let (count, len) = if self.step == 1 { (1, self.len) } else { (self.len, 1) };
         (0..count).map(move |i| self.at(i)..self.at(i) + len)
     }
 
-    /// Positions `from` up to `to` of the span, by index.
+    /// The positions with index `from` up to `to` of the span.
     pub fn part(&self, from: u64, to: u64) -> Span {
         Span { start: self.at(from), len: to - from, step: self.step }
     }
@@ -66,14 +66,14 @@ pub struct Segs {
     pub view: u8,
     pub order: Vec<(Axis, Split)>,
     pub shift: (Axis, i32),
-    /// Before the shift: that far on within windows of so many coordinates along the same axis.
+    /// A turn before the shift: within windows of `.0` coordinates along its axis, `.1` further on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<(u32, i32)>,
-    /// Not of the whole sequence, but of part `.0` of `.1` equal consecutive ones.
+    /// Part `.0` of `.1` equal consecutive parts of the sequence; `None`: the whole of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<(u32, u32)>,
-    /// The first split cuts each of these by itself, and a rank has its part of one document behind that of the other; none:
-    /// it cuts the sequence as a whole.
+    /// Documents that the first split cuts each by itself, a rank having its part of one document behind that of the
+    /// one before; empty: it cuts the sequence as a whole.
     #[serde(default, skip_serializing_if = "Documents::is_empty")]
     pub documents: Documents,
 }
@@ -84,23 +84,23 @@ impl Segs {
         Segs { seq, view: 0, order: order.to_vec(), shift, turn: None, part: None, documents }
     }
 
-    /// The same split of each document by itself.
+    /// This split, made of each document by itself.
     pub fn of_each(self, documents: &Documents) -> Segs {
         Segs { documents: documents.clone(), ..self }
     }
 
-    /// The same split as seen from the rank `by` further along `axis`.
+    /// This split as seen from the rank `by` further along `axis`.
     pub fn shifted(&self, axis: Axis, by: i32) -> Segs {
         Segs { shift: (axis, by), turn: None, ..self.clone() }
     }
 
-    /// The same split as seen from the rank `by` further along `axis`, after going `turn` further within its window
-    /// of `window` ranks: where the block of an inner ring is.
+    /// This split as seen from the rank `by` further along `axis`, after going `turn` further within its window of
+    /// `window` ranks: that is where the block of an inner ring is.
     pub fn turned(&self, axis: Axis, window: u32, turn: i32, by: i32) -> Segs {
         Segs { shift: (axis, by), turn: Some((window, turn)), ..self.clone() }
     }
 
-    /// The same split of another part of the sequence; the whole of it where there are no parts.
+    /// This split of another part of the sequence; unchanged where there are no parts.
     pub fn of_part(&self, part: u32) -> Segs {
         Segs { part: self.part.map(|(_, of)| (part, of)), ..self.clone() }
     }
@@ -111,7 +111,7 @@ impl Segs {
         Span { start: self.seq / of * part, len: self.seq / of, step: 1 }
     }
 
-    /// What the first split cuts.
+    /// The spans that the first split cuts, each by itself.
     fn wholes(&self) -> Vec<Span> {
         let document = |of: std::ops::Range<u64>| Span { start: of.start, len: of.end - of.start, step: 1 };
         match self.documents.is_empty() {
@@ -120,7 +120,7 @@ impl Segs {
         }
     }
 
-    /// The rank whose positions `rank` names by these.
+    /// The rank whose positions these are, as `rank` sees them.
     pub fn holder(&self, views: &[Mesh], rank: u32) -> u32 {
         let (mesh, (axis, by)) = (&views[self.view as usize], self.shift);
         let turned = self.turn.map_or(rank, |(window, turn)| {
@@ -137,7 +137,7 @@ impl Segs {
         self.order.iter().fold(self.all().len, |n, (axis, _)| n / u64::from(mesh.degree(*axis)))
     }
 
-    /// Whether every split comes out even, no axis being split twice, and windows divide theirs.
+    /// Whether every split comes out even, no axis being split twice, and whether windows divide their axis.
     pub fn divide(&self, views: &[Mesh]) -> bool {
         let mesh = &views[self.view as usize];
         let wholes = self.wholes();
@@ -159,7 +159,7 @@ impl Segs {
             && self.turn.is_none_or(|(window, _)| window > 0 && mesh.degree(self.shift.0).is_multiple_of(window))
     }
 
-    /// The positions, as spans in the order in which the rank stores them.
+    /// The positions of a rank, as spans in the order in which it stores them.
     pub fn spans(&self, views: &[Mesh], rank: u32) -> Vec<Span> {
         let (mesh, rank) = (&views[self.view as usize], self.holder(views, rank));
         let mut held = match self.order.is_empty() {
@@ -176,13 +176,13 @@ impl Segs {
         merge_adjacent(held)
     }
 
-    /// The positions one by one.
+    /// The positions of a rank, one by one.
     pub fn positions(&self, views: &[Mesh], rank: u32) -> Vec<u64> {
         self.spans(views, rank).iter().flat_map(|span| (0..span.len).map(|i| span.at(i))).collect()
     }
 }
 
-/// What coordinate `at` of so many has of the positions in `held`.
+/// The positions that coordinate `at` of `degree` has of those in `held`.
 fn share(held: &[Span], split: Split, degree: u64, at: u64) -> Vec<Span> {
     match split {
         _ if degree == 1 => held.to_vec(),
@@ -216,7 +216,7 @@ fn cut(held: &[Span], parts: u64, at: u64) -> Vec<Span> {
     out
 }
 
-/// Of the positions in `held` every `parts`-th, beginning with number `at`.
+/// Every `parts`-th of the positions in `held`, beginning with number `at`.
 fn every(held: &[Span], parts: u64, at: u64) -> Vec<Span> {
     let mut before = 0;
     let mut out = Vec::new();

@@ -3,8 +3,8 @@
 use super::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 
-/// The rows are cut into `parts`, and each of these into consecutive rows of every rank in turn: a part of all rows can
-/// then be gathered, or summed, before the next.
+/// A share of rows: the rows are cut into `parts`, and each part into consecutive rows of every rank in turn. So one
+/// part of all rows can be gathered, or summed, before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
@@ -13,7 +13,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of all rows, the one that is row `i` of the rank's `rows`.
+    /// The number, among all rows, of row `i` of the rank's `rows` rows.
     pub fn row(&self, views: &[Mesh], rank: u32, rows: u64, i: u64) -> u64 {
         let (ranks, here) = (u64::from(views[0].degree(self.axis)), u64::from(views[0].coord(rank, self.axis)));
         let run = rows / self.parts;

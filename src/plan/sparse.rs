@@ -15,14 +15,14 @@ use super::visible::BlockShape;
 use crate::spec::{Documents, RopeScaling};
 use serde::{Deserialize, Serialize};
 
-/// Times that the choice reads a score after it was written: to count where the t-th highest lies, and to take those above it.
-/// Assumed; a radix select may read once more.
+/// Times that the choice reads a score after it was written: once to count where the t-th highest lies, once to take
+/// those above it. Assumed; a radix select may read once more.
 pub const READS_OF_SCORES: u64 = 2;
 
 /// Bytes of a score, which are f32 whatever queries and keys are.
 const SCORE_BYTES: u64 = 4;
 
-/// What turns of rows of heads.
+/// The part of each head that turns with its row's position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Turn {
@@ -31,14 +31,14 @@ pub struct Turn {
     pub documents: Documents,
     pub batch: u64,
     pub heads: u64,
-    /// Elements of a head that go through, those that turn, and others behind them.
+    /// Elements of a head that go through, then those that turn, then others behind them.
     pub before: u64,
     pub rope: u64,
     pub behind: u64,
     pub theta: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<RopeScaling>,
-    /// Neighbours turn together; else the halves of what turns.
+    /// Whether neighbouring elements turn together, rather than the halves of what turns.
     pub interleaved: bool,
 }
 
@@ -48,7 +48,7 @@ impl Turn {
     }
 }
 
-/// Which half of the matrix of a head it is multiplied with: keys' `[dn, kl]`, or values' `[dv, kl]` behind it.
+/// The half of a head's matrix that is multiplied with: keys' `[dn, kl]`, or values' `[dv, kl]` behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Half {
@@ -79,7 +79,7 @@ pub struct HeadProduct {
 }
 
 impl HeadProduct {
-    /// Elements of the narrow and of the wide side, what goes through beside the product with them.
+    /// Elements of the narrow and of the wide side, with what goes through beside the product.
     fn sides(&self) -> [u64; 2] {
         let n = self.rows * self.heads;
         match self.half {
@@ -88,7 +88,7 @@ impl HeadProduct {
         }
     }
 
-    /// Of a head's matrix.
+    /// The narrow side of a head's matrix, in elements.
     pub fn narrow(&self) -> u64 {
         match self.half {
             Half::Key => self.nope,
@@ -110,7 +110,7 @@ impl HeadProduct {
         Operands { reads, writes: vec![writes] }
     }
 
-    /// The products of all heads are one tall product, as of one call of a library for batches of them.
+    /// The work: the products of all heads are one tall product, as in one call of a library for batches of them.
     fn work(&self, reads: &[u64], writes: &[u64]) -> Work {
         let (rows, narrow, lora) = (self.rows * self.heads, self.narrow(), self.lora);
         let of_weights = |bytes: u64| bytes * narrow / (self.nope + self.v);
@@ -134,17 +134,17 @@ impl HeadProduct {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Indexer {
-    /// Heads and their elements are the indexer's. The mask is that of all keys that a query may see where it scores, and has a
-    /// window of `top_k` in the backward pass.
+    /// The indexer's heads and their elements. The mask is that of all keys that a query may see where it scores, and
+    /// has a window of `top_k` in the backward pass.
     pub block: AttnBlock,
     pub top_k: u64,
-    /// Queries and keys are rounded to E4M3 for the scores, a head at a time.
+    /// Whether queries and keys are rounded to E4M3 for the scores, a head at a time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fp8: bool,
 }
 
 impl Indexer {
-    /// What weights of heads are multiplied with: i^-1/2 di^-1/2.
+    /// The factor of heads' weights: i^-1/2 di^-1/2.
     pub fn scale(&self) -> f64 {
         1.0 / ((self.block.heads * self.block.head_dim) as f64).sqrt()
     }
@@ -159,7 +159,7 @@ pub struct Chosen {
     pub block: AttnBlock,
     /// Keys that a query sees at most.
     pub top_k: u64,
-    /// Of products of queries and keys.
+    /// The factor of products of queries and keys.
     pub scale: f64,
 }
 
@@ -201,7 +201,7 @@ impl SparseKernel {
         }
     }
 
-    /// Products are as those of their kind that every profile has.
+    /// The curve of measured times that the kernel is on; products share the curves of products that every profile has.
     pub fn curve(&self) -> &'static str {
         match self {
             SparseKernel::Turn { backward: true, .. } => "partial_rope_bwd",
@@ -214,7 +214,7 @@ impl SparseKernel {
         }
     }
 
-    /// Whether a framework runs it in the forward pass.
+    /// Whether a framework runs the kernel in the forward pass.
     pub fn is_forward(&self) -> bool {
         match self {
             SparseKernel::Product(of) => of.product == Product::Forward,
@@ -230,7 +230,7 @@ impl SparseKernel {
         }
     }
 
-    /// Where the rows of a kernel without a mask stand.
+    /// The positions of a kernel's rows, for a kernel without a mask that knows them; `None` for others.
     pub fn segs(&self) -> Option<&Segs> {
         match self {
             SparseKernel::Turn { turn, .. } | SparseKernel::Join { turn, .. } => Some(&turn.segs),
@@ -273,31 +273,31 @@ impl SparseKernel {
         }
     }
 
-    /// Of a kernel without a mask, given the bytes of each operand.
+    /// The work of a kernel without a mask, given the bytes of each operand.
     pub fn work(&self, reads: &[u64], writes: &[u64]) -> Work {
         let bytes = match self {
             SparseKernel::Product(product) => return product.work(reads, writes),
-            // What does not turn stays where it is.
+            // Elements that do not turn stay where they are.
             SparseKernel::Turn { turn, .. } => 2 * writes[0] * turn.rope / turn.width().max(1),
             _ => reads.iter().chain(writes).sum(),
         };
         Work { flops: 0, bytes, class: WorkClass::Memory }
     }
 
-    /// The work of a kernel whose mask leaves `shape` of its block. Every operand passes by once: keys that several queries choose
-    /// come from a cache, or the rate of the kernel says so.
+    /// The work of a kernel whose mask leaves `shape` of its block. Every operand passes by once: keys that several
+    /// queries choose come from a cache, or the kernel's measured rate accounts for it.
     pub fn masked_work(&self, shape: BlockShape, reads: &[u64], writes: &[u64]) -> Work {
         let b = self.mask().expect("asked for kernels with a mask only");
         let bytes = reads.iter().chain(writes).sum();
         let product = |cols: u64| 2 * b.batch * shape.area * b.heads * cols;
         let (d, v) = (b.head_dim, b.v_dim());
         let (flops, pairs, backward) = match self {
-            // Scores are written, and read by what chooses.
+            // Scores are written, and read by the kernel that chooses.
             SparseKernel::Score(of) => {
                 let moved = (1 + READS_OF_SCORES) * SCORE_BYTES * b.batch * shape.area;
                 (product(d), Pairs::Scored { fp8: of.fp8, moved }, false)
             }
-            // Scores again, dQ and dK.
+            // Three products: the scores again, dQ and dK.
             SparseKernel::ScoreBwd { .. } => (product(3 * d), Pairs::Chosen, true),
             SparseKernel::AttendBwd(_) => (product(3 * d + 2 * v), Pairs::Chosen, true),
             _ => (product(d + v), Pairs::Chosen, false),

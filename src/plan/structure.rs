@@ -33,11 +33,11 @@ pub fn structure(plan: &Plan, atoms: &AtomTable) -> (u64, u64) {
     h.both()
 }
 
-/// Where the rows that ops name lie among the cuts of what they are bound to.
+/// The places of the rows that ops name among the cuts of the tensors they are bound to.
 struct Rows<'p> {
     plan: &'p Plan,
     atoms: &'p AtomTable,
-    /// Bodies with the tensors that were bound.
+    /// Bodies that were gone through, each with the tensors that were bound.
     seen: BTreeSet<(BlockId, Vec<TensorId>)>,
 }
 
@@ -57,7 +57,7 @@ impl Rows<'_> {
             for at in op.reads().chain(op.writes()).filter(|buf| buf.rows.is_some()).map(place) {
                 (op.id, at.atoms.first - self.atoms.slot(at.tensor, at.slot).first, at.atoms.count).hash(h);
             }
-            // Whether parts that it writes make up the whole.
+            // Whether the parts that an op writes make up a whole slot.
             for part in op.writes().filter(|buf| buf.rows.is_some()) {
                 let same = op.writes().filter(|other| (other.of, other.slot) == (part.of, part.slot)).map(place);
                 let written: u64 = same.map(|at| at.rows[1] - at.rows[0]).sum();
@@ -67,7 +67,7 @@ impl Rows<'_> {
     }
 }
 
-/// A buffer but for its rows.
+/// Hashes a buffer without its rows.
 fn hash_buf(buf: &Buf, h: &mut Halves) {
     (buf.of, buf.slot, buf.rows.is_some()).hash(h);
 }
@@ -102,7 +102,7 @@ fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut Halves) {
         }
         OpKind::Copy { src, dst } => [src, dst].into_iter().for_each(|buf| hash_buf(buf, h)),
         OpKind::Call { block, args, repeat } => {
-            // More iterations of the same show nothing that three do not.
+            // More iterations of the same slots show nothing that three do not.
             let repeat = if repeats_itself(plan, op) { *repeat.min(&3) } else { *repeat };
             (block, args.len(), repeat).hash(h);
             args.iter().for_each(|arg| hash_arg(given, arg, h));
@@ -117,18 +117,19 @@ fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut Halves) {
     }
 }
 
-/// Whether a program's call with these arguments is that of the microbatches that are all alike: it goes through `given`.
+/// Whether a program's call with these arguments is that of the microbatches that are all alike: one that walks over
+/// the inputs `given`.
 pub fn is_of_microbatches(given: &[TensorId], args: &[Arg]) -> bool {
     let walks = |arg: &Arg| arg.period() > 1 && matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
     args.iter().any(walks)
 }
 
-/// Two hashes in one pass: what is noted is gone through once.
+/// Two hashes in one pass, each value being gone through once.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Halves([u64; 2]);
 
 impl Halves {
-    /// Notes something, and where it ends and the next begins.
+    /// Notes a value, and where it ends and the next begins.
     pub(super) fn note(&mut self, what: &impl Hash) {
         what.hash(self);
         self.mix(0x9e37_79b9);

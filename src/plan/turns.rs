@@ -14,10 +14,12 @@ pub struct Turns {
     order: Vec<Vec<u32>>,
 }
 
-/// Of an op that takes no turn.
+/// In place of the number of a turn: the op takes no turn.
 const NONE: u32 = u32::MAX;
 
 impl Turns {
+    /// The turns of ranks that share a device, `devices` being the device of each rank. Errors: ranks that wait for
+    /// each other in a circle.
     pub fn new(plan: &Plan, lines: &[Line], matching: &Matching, devices: &[u32]) -> Result<Turns> {
         let ranks = plan.ranks();
         let sharers = |d: u32| devices.iter().filter(|&&x| x == d).count();
@@ -51,14 +53,14 @@ impl Turns {
         Ok(Turns { device: devices.to_vec(), turn, order })
     }
 
-    /// The device a kernel waits for and its turn there; none for a rank that has a device to itself, and for an op that
-    /// is no kernel of a device.
+    /// The device that a kernel waits for, and its turn there; `None` for a rank that has a device to itself, and for
+    /// an op that is no kernel of a device.
     pub fn of(&self, rank: u32, node: u32) -> Option<(u32, u32)> {
         let turn = self.turn[rank as usize].get(node as usize)?;
         (*turn != NONE).then_some((self.device[rank as usize], *turn))
     }
 
-    /// The rank of a turn of a device.
+    /// The rank that has a turn of a device; `None` behind the last turn.
     pub fn rank(&self, device: u32, turn: u32) -> Option<u32> {
         self.order[device as usize].get(turn as usize).copied()
     }

@@ -9,7 +9,7 @@ use super::kernel::{AttnBlock, Operands, Work, WorkClass};
 use super::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 
-/// One kernel of it.
+/// A kernel of unfused attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ScoreStep {
@@ -37,16 +37,17 @@ pub enum ScoreStep {
 /// github:NVIDIA/Megatron-LM: batch times heads of a rank, `attn_batches`, must come out even).
 pub const AT_A_TIME: u64 = 4;
 
-/// Calls of the framework for the others: to fp32, scale, mask, softmax, and back; and likewise backward.
+/// Calls of a framework for a softmax that the fused kernel does not take: to fp32, scale, mask, softmax, and back; and
+/// likewise backward.
 const APART: u32 = 5;
 
 impl ScoreStep {
-    /// Whether it is a softmax of scores that the fused kernel does not take.
+    /// Whether this step is a softmax of scores that the fused kernel does not take.
     pub fn is_apart(&self, b: &AttnBlock) -> bool {
         matches!(self, ScoreStep::Softmax | ScoreStep::SoftmaxBwd) && !(b.batch * b.heads).is_multiple_of(AT_A_TIME)
     }
 
-    /// The name of its times, see [`Kernel::curve`](super::Kernel::curve).
+    /// The name of the step's curve, see [`Kernel::curve`](super::Kernel::curve).
     pub fn curve(&self, b: &AttnBlock) -> &'static str {
         match self {
             ScoreStep::Softmax if self.is_apart(b) => "softmax_apart",
@@ -55,7 +56,7 @@ impl ScoreStep {
         }
     }
 
-    /// Calls of a framework whose softmax takes so many matrices at a time.
+    /// Calls that a framework makes for the step, its fused softmax taking [`AT_A_TIME`] matrices at a time.
     pub fn calls(&self, b: &AttnBlock) -> u32 {
         if self.is_apart(b) { APART } else { 1 }
     }
@@ -99,7 +100,7 @@ impl ScoreStep {
             let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false, of_weights: false };
             Work { flops: 2 * m * n * k, bytes, class }
         };
-        // Of keys and values either is used.
+        // Either keys or values are used, which is half of kv.
         let half_kv = |bytes: u64| bytes - reads[1] / 2;
         let memory = |bytes| Work { flops: 0, bytes, class: WorkClass::Memory };
         let seen = |bytes: u64| {
@@ -116,8 +117,8 @@ impl ScoreStep {
     }
 }
 
-/// Which probabilities are dropped: by position of the query, head of the model and key, so that every way to share
-/// out the heads drops the same ones.
+/// Dropout of probabilities: the position of the query, the head of the model and the key decide, so that every way to
+/// share out the heads drops the same ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadDropout {
@@ -127,7 +128,7 @@ pub struct HeadDropout {
 }
 
 impl HeadDropout {
-    /// Tells it from the dropouts of the residual stream.
+    /// A number that tells it from the dropouts of the residual stream.
     pub const SALT: u64 = 2;
 
     /// The first of the rank's `heads` heads.

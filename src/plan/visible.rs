@@ -37,7 +37,7 @@ pub fn block_shape(q: &[Span], kv: &[Span], mask: &Mask) -> BlockShape {
     BlockShape { area, q_rows: count(&live.q), kv_rows: count(&live.kv) }
 }
 
-/// One document and no window: the first key and the last query decide, and no list of rows is made.
+/// The shape with one document and no window: the first key and the last query decide, and no list of rows is made.
 fn plain_shape(q: &[Span], kv: &[Span], causal: bool) -> BlockShape {
     let total = |spans: &[Span]| spans.iter().map(|span| span.len).sum::<u64>();
     if !causal {
@@ -53,7 +53,7 @@ fn plain_shape(q: &[Span], kv: &[Span], causal: bool) -> BlockShape {
     }
 }
 
-/// The rows that take part, of one sequence.
+/// The rows of one sequence that take part in a block.
 pub fn live_rows(q: &[Span], kv: &[Span], mask: &Mask) -> LiveRows {
     let mut live = LiveRows::default();
     let mut q_row = 0;
@@ -72,7 +72,7 @@ pub fn live_rows(q: &[Span], kv: &[Span], mask: &Mask) -> LiveRows {
 }
 
 impl Mask {
-    /// One document a sequence and no window.
+    /// Whether there is one document a sequence and no window.
     fn is_plain(&self) -> bool {
         self.window.is_none() && self.documents.is_empty()
     }
@@ -84,13 +84,13 @@ impl Mask {
         start..if self.causal { i + 1 } else { document.end }
     }
 
-    /// Which keys of a span query `i` sees, by index.
+    /// The keys of a span that query `i` sees, as indices.
     pub fn seen(&self, i: u64, k: &Span) -> Range<u64> {
         let keys = self.keys_of(i);
         k.before(keys.start)..k.before(keys.end)
     }
 
-    /// The number of visible pairs.
+    /// The number of visible pairs of two spans.
     fn area(&self, q: &Span, k: &Span) -> u64 {
         if q.step != k.step {
             return (0..q.len).map(|i| self.seen(q.at(i), k)).map(|seen| seen.end - seen.start).sum();
@@ -107,7 +107,7 @@ impl Mask {
         causal_area(q, k) - self.window.map_or(0, behind)
     }
 
-    /// The parts of two spans that share a document, with their first indices.
+    /// The parts of two spans that lie in one document, each with its first index.
     fn by_document<'a>(&'a self, q: &'a Span, k: &'a Span) -> impl Iterator<Item = ((Span, u64), (Span, u64))> + 'a {
         // Only documents that end behind both starts and start before both ends have queries and keys.
         let (from, to) = (q.start.max(k.start), q.last().min(k.last()) + 1);
@@ -122,7 +122,8 @@ impl Mask {
         })
     }
 
-    /// Which of `q` see any of `k`, and which of `k` any of `q` sees: ranges of indices.
+    /// The queries of `q` that see any key of `k`, and the keys of `k` that any query of `q` sees, as ranges of
+    /// indices.
     fn live(&self, q: &Span, k: &Span) -> Vec<(Range<u64>, Range<u64>)> {
         if q.step != k.step {
             return self.live_by_query(q, k);
@@ -134,7 +135,7 @@ impl Mask {
         self.by_document(q, k).filter_map(of_document).collect()
     }
 
-    /// Query a sees key b if low <= b - a <= high.
+    /// [`live`](Mask::live) within one document. Query a sees key b if low <= b - a <= high.
     fn live_in_document(&self, q: &Span, k: &Span) -> Option<(Range<u64>, Range<u64>)> {
         if !self.causal {
             return Some((0..q.len, 0..k.len));
@@ -157,7 +158,7 @@ impl Mask {
     }
 }
 
-/// Ascending, none touching the next.
+/// Ranges joined: ascending, none touching the next.
 fn union(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
     spans.sort_unstable_by_key(|span| span.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(spans.len());
@@ -176,8 +177,8 @@ fn causal_area(q: &Span, k: &Span) -> u64 {
     if !q.step.is_multiple_of(k.step) {
         return (0..q.len).map(sees).sum();
     }
-    // Each query sees so many keys more than the one before it: from the first that sees any to the first that
-    // sees all.
+    // Each query sees more keys than the one before it by an equal number, from the first that sees any to the first
+    // that sees all.
     let any = q.before(k.start);
     let all = q.before(k.last()).max(any);
     let ramp = if all > any { (sees(any) + sees(all - 1)) * (all - any) / 2 } else { 0 };

@@ -21,7 +21,7 @@ use crate::plan::*;
 #[derive(Debug, Clone)]
 pub struct GatherKv {
     pub shape: Shape,
-    /// At least 2.
+    /// Ranks that gather from each other, at least 2.
     pub ranks: u32,
     /// Whether KV heads are gathered one after the other, the next while one computes; else all at once.
     pub by_head: bool,
@@ -30,7 +30,7 @@ pub struct GatherKv {
 
 /// Buffers that every layer of a rank reuses.
 pub struct Scratch {
-    /// Rank after rank; alternating where the next is fetched ahead.
+    /// Gathered KV, rank after rank; two slots in turns where the next is fetched ahead.
     kv_gathered: Buf,
     kv_ordered: Option<Buf>,
     delta: Buf,
@@ -42,7 +42,7 @@ pub struct Scratch {
     groups: Option<Groups>,
 }
 
-/// Operands by head group, a slot each.
+/// The operands of attention by head group, a slot for each group.
 struct Groups {
     q: Buf,
     kv: Buf,
@@ -54,7 +54,7 @@ struct Groups {
     dkv: Buf,
 }
 
-/// What a head group's kernels work on.
+/// The operands that the kernels of one head group work on.
 #[derive(Clone, Copy)]
 struct Operands {
     q: Buf,
@@ -64,7 +64,7 @@ struct Operands {
 }
 
 impl GatherKv {
-    /// Head groups: KV heads gathered one by one, or all together.
+    /// Number of head groups: KV heads gathered one by one, or all together.
     fn groups(&self) -> u64 {
         if self.by_head { self.shape.block.kv_heads } else { 1 }
     }
@@ -85,7 +85,7 @@ impl GatherKv {
         self.shape.kv_row() / self.groups()
     }
 
-    /// Whether KV comes in another order than that of the sequence.
+    /// Whether gathered KV comes in another order than that of the sequence.
     fn out_of_order(&self) -> bool {
         let block = &self.shape.block;
         let split = block.kv.order.iter().any(|(_, split)| *split != Split::Contiguous);
@@ -136,7 +136,7 @@ impl GatherKv {
         }
     }
 
-    /// Between a row of all heads and a slot of each group; `width` elements a head.
+    /// Copies between rows of all heads and a slot for each group; `width` elements a head.
     fn regroup(&self, b: &mut Builder, what: &str, part: HeadPart, exchange: Exchange, whole: Buf, slots: Buf) {
         let (batch, seq, ranks) = (self.shape.block.batch, self.shape.seq, self.groups());
         let permute = HeadPermute::new(exchange, Packing::ByRank, [ranks, batch, seq], vec![part]);
@@ -160,7 +160,7 @@ impl GatherKv {
         HeadPart::kv(self.shape.block.kv_heads, self.shape.block.head_dim, self.shape.block.v_dim())
     }
 
-    /// lse and delta: a number a head.
+    /// The part that lse and delta are: a number for each head.
     fn scalar_part(&self) -> HeadPart {
         HeadPart { head_dim: 1, ..self.q_part() }
     }

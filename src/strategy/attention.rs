@@ -26,8 +26,9 @@ pub struct Way {
 }
 
 impl Way {
-    /// `latent`: elements of a head's value, where they are not those of its key, and what scores are multiplied with besides.
-    /// `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
+    /// How the ranks share the attention `p`. `latent`: elements of a head's value where they are not those of its key,
+    /// and a further factor of scores. `dropout`: that of the probabilities, where they are in memory; a fused kernel
+    /// drops none here.
     pub fn new(
         p: &AttentionSpec,
         latent: Option<(u64, Factor)>,
@@ -38,7 +39,7 @@ impl Way {
         Way::of_chunk(p, latent, dropout, par, engines, None)
     }
 
-    /// Of one chunk of the sequence, where it goes chunk by chunk.
+    /// How the ranks share one chunk of the sequence, where attention goes chunk by chunk.
     pub fn of_chunk(
         p: &AttentionSpec,
         latent: Option<(u64, Factor)>,
@@ -98,7 +99,7 @@ impl Way {
     }
 }
 
-/// What one rank attends with, before any other rank's keys are counted.
+/// The sizes of a rank's attention, before any other rank's keys are counted.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// The diagonal block: queries against the rank's own KV.
@@ -132,24 +133,24 @@ impl Shape {
     }
 }
 
-/// What the forward pass leaves for the backward pass.
+/// The buffers that the forward pass leaves for the backward pass.
 #[derive(Clone, Copy)]
 pub struct Saved {
     pub q: Buf,
     pub kv: Buf,
     pub o: Buf,
-    /// Of fused kernels.
+    /// Log-sum-exps of fused kernels; `None` for unfused ones.
     pub lse: Option<Buf>,
-    /// The KV that came last, where the backward pass begins with it ([`Core::keeps_last`]).
+    /// The KV that came last, where the backward pass begins with it ([`Core::keeps_last`]); else `None`.
     pub kv_last: Option<Buf>,
-    /// Of unfused ones, unless they are computed again.
+    /// Probabilities of unfused kernels; `None` for fused ones, or where they are computed again.
     pub probs: Option<Probs>,
-    /// Where keys are chosen.
+    /// What an indexer is given and makes; `None` where no keys are chosen.
     pub index: Option<Index>,
 }
 
 impl Saved {
-    /// What fused kernels write beside the output.
+    /// The log-sum-exps, which fused kernels write beside the output.
     pub fn lse(&self) -> Buf {
         self.lse.expect("fused attention keeps log-sum-exps")
     }
@@ -159,18 +160,18 @@ impl Saved {
     }
 }
 
-/// How the keys and values of other ranks are reached.
+/// How a rank reaches the keys and values of other ranks.
 #[derive(Debug, Clone)]
 pub enum Core {
-    /// They are all here.
+    /// All keys are here, for a fused kernel.
     Local(Local),
-    /// They are, and so are the scores.
+    /// All keys are here, and the scores are in memory.
     Unfused(Unfused),
     Ring(Ring),
     GatherKv(GatherKv),
-    /// They come from the host's memory, chunk by chunk.
+    /// Keys come from the host's memory, chunk by chunk.
     Chunked(Chunked),
-    /// They are chosen.
+    /// Keys are chosen by an indexer.
     Sparse(Sparse),
 }
 
@@ -185,7 +186,7 @@ pub enum Scratch {
 }
 
 impl Scratch {
-    /// Gradients of index queries, keys and weights, behind the backward pass.
+    /// Gradients of index queries, keys and weights, behind the backward pass; `None` without an indexer.
     pub fn d_index(&self) -> Option<[Buf; 3]> {
         if let Scratch::Sparse(s) = self { Some(s.d_index) } else { None }
     }
@@ -208,7 +209,8 @@ impl Core {
         if let Core::Sparse(c) = self { c.kv_row() } else { self.shape().kv_row() }
     }
 
-    /// Room for what an indexer is given and makes, where there is one; `declare` is told name, rows, elements of a row and dtype.
+    /// Declares buffers for what an indexer is given and makes, where there is one; `declare` is told name, rows,
+    /// elements of a row and dtype.
     pub fn index(&self, declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> Option<Index> {
         if let Core::Sparse(c) = self { Some(c.index(declare)) } else { None }
     }
@@ -218,7 +220,8 @@ impl Core {
         matches!(self, Core::Ring(ring) if ring.options.ring_backward == RingBackward::Reverse && ring.steps > 1)
     }
 
-    /// How far along the ring the rank is whose KV the forward pass received last: the next one, where no ring is cut.
+    /// The distance along the ring of the rank whose KV the forward pass received last: 1 where the ring is not cut, 0
+    /// without a ring.
     pub fn last_from(&self) -> i32 {
         match self {
             Core::Ring(ring) => (ring.ranks - (ring.steps - 1)) as i32,
@@ -226,12 +229,12 @@ impl Core {
         }
     }
 
-    /// Room for what the backward pass knows the probabilities by; `declare` is told name, rows, elements of a row and
-    /// dtype.
+    /// Declares buffers for what the backward pass finds the probabilities by, log-sum-exps or the probabilities
+    /// themselves; `declare` is told name, rows, elements of a row and dtype.
     pub fn keeps(&self, mut declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> (Option<Buf>, Option<Probs>) {
         match self {
             Core::Unfused(c) => (None, (!c.again).then(|| c.probs(declare))),
-            // Of all chunks they are among the buffers that layers reuse.
+            // The log-sum-exps of all chunks are among the buffers that layers reuse.
             Core::Chunked(_) => (None, None),
             _ => (Some(declare("lse", self.shape().rows(), self.shape().block.heads, self.shape().acc)), None),
         }
@@ -248,7 +251,7 @@ impl Core {
         }
     }
 
-    /// o, lse = attention(q, kv) over every rank's KV; `again` for the backward pass.
+    /// o, lse = attention(q, kv) over every rank's KV; `again`: it is run once more for the backward pass.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved, again: bool) {
         match (self, s) {
             (Core::Chunked(c), Scratch::Chunked(s)) => c.forward(b, s, io, again),

@@ -11,7 +11,8 @@ use crate::plan::program::VERSION;
 use crate::plan::*;
 use crate::spec::{AttentionSpec, Parallelism, Pass};
 
-/// Builds the plan of one attention operation over `par.ring * par.ulysses` ranks.
+/// Builds the plan of one attention operation over `par.ring * par.ulysses` ranks. Errors: what [`feasible::attention`]
+/// refuses.
 pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engines) -> Result<Plan> {
     feasible::attention(spec, par)?;
     feasible::pass(pass, par)?;
@@ -38,16 +39,16 @@ pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engin
     })
 }
 
-/// What goes in and comes out. Outside a Ulysses exchange a rank has its tokens and all heads; inside, all
+/// The inputs and outputs of the plan. Outside a Ulysses exchange a rank has its tokens and all heads; inside, all
 /// tokens of its ring share and its heads.
 struct Io {
     q: Buf,
     kv: Buf,
     o: Buf,
     d_o: Buf,
-    /// Inside; where there is no exchange, the same as outside.
+    /// The operands inside the exchange; without one, those outside.
     saved: Saved,
-    /// dq and dkv, outside.
+    /// dq and dkv outside the exchange; `None` without a backward pass.
     grads: Option<(Buf, Buf)>,
 }
 

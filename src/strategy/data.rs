@@ -36,20 +36,22 @@ pub struct FlatWeights {
     pub grad: Buf,
     /// This rank's share of the summed gradient; the gradient itself without sharding.
     grad_share: Buf,
-    /// What the optimizer updates where that is not the weights: an fp32 copy of the share of them, where they are of fewer
-    /// bits or sharded. Where there is to be none, the share itself.
+    /// The copy that the optimizer updates in place of the weights: in fp32, of the rank's share of them, where they
+    /// are of fewer bits or sharded; without master copies, the share itself. `None`: the optimizer updates the
+    /// weights.
     master: Option<Buf>,
     m: Buf,
-    /// Of what has no second moments, where it is Muon's, none.
+    /// Second moments; `None` where Muon updates and nothing is left to Adam.
     v: Option<Buf>,
-    /// The share of the new weights, sent to everyone; with ZeRO 3 all that a rank keeps of them.
+    /// The share of the new weights, which is sent to everyone; with ZeRO 3 it is all that a rank keeps of them.
     weight_share: Option<Buf>,
-    /// A sum of one microbatch, to be added to the share.
+    /// The sum of one microbatch, to be added to the share; `None`: it lands in the share at once.
     partial: Option<Buf>,
-    /// Where gathered weights come in, to be copied from there, and the buffer that gradients are copied to and leave from.
+    /// Where gathered weights come in, to be copied from there; and where gradients are copied to, to leave from there.
+    /// `None`: they come in and leave where kernels use them.
     pub landing: Option<Buf>,
     pub leaving: Option<Buf>,
-    /// The summed gradient and the new weights in the host's memory, where the optimizer is.
+    /// The summed gradient, and the new weights, in the host's memory; `None` where the optimizer is on the device.
     away: Option<[Buf; 2]>,
     /// Elements of a slot, padded to the ranks that share it.
     pub elems: u64,
@@ -57,45 +59,47 @@ pub struct FlatWeights {
     slots: u32,
 }
 
-/// The ranks that hold the same weights, and what they do about it.
+/// The ranks that hold the same weights, and how they share the work of keeping them.
 pub struct DataParallel {
     pub group: Group,
     pub ranks: u64,
-    /// Those of them that share out, where the others are groups of as many that have copies.
+    /// The groups of ranks within which weights and gradients are shared out, the groups having copies of each other;
+    /// `None`: all ranks share out among themselves.
     pub hybrid: Option<Hybrid>,
     pub zero: u32,
-    /// A step has several microbatches.
+    /// Whether a step has several microbatches.
     pub accumulate: bool,
-    /// Gradients add up whole, and are shared out behind the last microbatch.
+    /// Whether gradients add up whole, and are shared out only behind the last microbatch.
     pub no_sync: bool,
-    /// What comes and goes does so in buffers of its own, and is copied.
+    /// Whether gathered weights come in, and gradients leave, by buffers of their own, to and from which they are
+    /// copied.
     pub copies: bool,
-    /// With stage 1, they are summed whole on every rank.
+    /// Whether, with stage 1, gradients are summed whole on every rank.
     pub all_reduce: bool,
-    /// The optimizer is the CPU's.
+    /// Whether the CPU runs the optimizer.
     pub offload: bool,
     pub dtype: Dtype,
-    /// Of optimizer state.
+    /// Dtype of optimizer state.
     pub acc: Dtype,
-    /// Of gradients, and of their sums over the ranks.
+    /// Dtype of gradients, and of their sums over the ranks.
     pub grads: Dtype,
-    /// Of Adam's moments.
+    /// Dtype of Adam's moments.
     pub moments: Dtype,
-    /// Weights are updated as they are kept.
+    /// Whether weights are updated as they are kept, without a master copy.
     pub no_master: bool,
     pub engine: Engine,
 }
 
-/// Groups of ranks that share out among themselves.
+/// Groups of ranks that share weights and gradients out among themselves.
 pub struct Hybrid {
     pub within: Group,
     pub ranks: u64,
-    /// The ranks of all groups that have the same share.
+    /// The ranks that have the same share, one in each group.
     pub across: Group,
 }
 
 impl Hybrid {
-    /// In a view where the axes are stages, groups, ranks of a group and what else there is.
+    /// Groups in a view whose axes are stages, groups, ranks of a group and whatever else there is.
     pub fn of_view(view: u8, ranks: u32) -> Hybrid {
         let axes = |axis| Group::Axes { view, axes: vec![axis] };
         Hybrid { within: axes(Axis::Shard), ranks: ranks.into(), across: axes(Axis::Dp) }
@@ -117,7 +121,7 @@ impl DataParallel {
         self.zero >= 1 && self.sharing() > 1
     }
 
-    /// Ranks that share something out.
+    /// Number of ranks that share something out among themselves.
     fn sharing(&self) -> u64 {
         self.hybrid.as_ref().map_or(self.ranks, |hybrid| hybrid.ranks)
     }
@@ -126,22 +130,22 @@ impl DataParallel {
         self.hybrid.as_ref().map_or(&self.group, |hybrid| &hybrid.within)
     }
 
-    /// Gradients are whole only while a layer's backward pass adds to them.
+    /// Whether gradients are whole only while a layer's backward pass adds to them.
     pub fn shares_gradients(&self) -> bool {
         self.sharded() && self.zero >= 2 && !self.no_sync
     }
 
-    /// Every rank has the sums whole, and takes its share of them for the optimizer.
+    /// Whether every rank has the summed gradients whole, and takes its share of them for the optimizer.
     fn sums_whole(&self) -> bool {
         self.sharded() && self.all_reduce
     }
 
-    /// Weights are whole only while they are used.
+    /// Whether weights are whole only while they are used.
     pub fn shares_weights(&self) -> bool {
         self.sharded() && self.zero >= 3
     }
 
-    /// Weights or gradients come and go by layers.
+    /// Whether weights or gradients come and go layer by layer.
     pub fn by_layers(&self) -> bool {
         self.shares_gradients() || self.shares_weights()
     }
@@ -151,30 +155,31 @@ impl DataParallel {
         self.shares_gradients() && self.accumulate
     }
 
-    /// Of a share of a gradient: sums of microbatches are added up in the optimizer's dtype, whatever they travel in (PyTorch's
-    /// FSDP2 casts what its reduce-scatter gives before it adds it).
+    /// Dtype of a gradient's share: sums of microbatches are added up in the optimizer's dtype, whatever they travel in
+    /// (PyTorch's FSDP2 casts what its reduce-scatter gives before it adds it).
     pub fn of_share(&self) -> Dtype {
         if self.accumulates() { self.acc } else { self.grads }
     }
 
-    /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state. What is
-    /// whole only for a while has room for `whole` of them.
+    /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state; for weights or
+    /// gradients that are whole only for a while there is room for `whole` of them.
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
         self.weights_of(b, name, elems, [slots, whole], None)
     }
 
-    /// The ranks that optimizer state is shared out to.
+    /// Number of ranks that optimizer state is shared out to.
     pub fn parts(&self) -> u64 {
         if self.sharded() { self.sharing() } else { 1 }
     }
 
-    /// What a rank has of the optimizer of weights in which matrices stand.
+    /// The part that a rank has of the optimizer of weights in which `matrices` stand.
     pub fn part(&self, elems: u64, matrices: Vec<Matrices>) -> Part {
         let share = elems.next_multiple_of(self.sharing()) / self.parts();
         Part::new(share, self.parts(), self.sharded().then(|| self.within().clone()), matrices)
     }
 
-    /// The same, `[slots, whole]`; with second moments for so many elements of a rank's share alone, where `others` says so.
+    /// [`weights`](DataParallel::weights) with `[slots, whole]`. `others`: elements of a rank's share that have second
+    /// moments; `None`: all.
     pub fn weights_of(
         &self,
         b: &mut Builder,
@@ -217,7 +222,7 @@ impl DataParallel {
         let master = keeps_master.then(|| state("master", share, self.acc));
         let away = self.offload.then(|| {
             let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.of_share(), TensorKind::Grad, slots);
-            // One is copied back while the CPU writes the next.
+            // One of two slots is copied back while the CPU writes the other.
             let kind = TensorKind::CommBuffer;
             [grad, b.host_tensor(&format!("w_host.{name}"), &[share], self.dtype, kind, slots.min(2))]
         });
@@ -249,13 +254,13 @@ impl DataParallel {
         }
     }
 
-    /// Where a rank keeps the weights: whole, or its share of them.
+    /// The buffer in which a rank keeps the weights: whole, or its share of them.
     pub fn stored(&self, w: &FlatWeights) -> Buf {
         w.weight_share.filter(|_| self.shares_weights()).unwrap_or(w.weight)
     }
 
-    /// Layers whose weights, or gradients, are whole where kernels read or add to them, of `whole` that there is room for:
-    /// where they are copied there, the others are in the buffers that they come and go in.
+    /// Layers whose weights, or gradients, are whole where kernels use them, of `whole` that there is room for: one
+    /// where they are copied there, the others being in the buffers by which they come and go.
     pub fn in_use(&self, whole: u32) -> u32 {
         if self.copies { 1 } else { whole }
     }
@@ -283,22 +288,22 @@ impl DataParallel {
         self.sync(b, label, leaving.unwrap_or(grad), share);
     }
 
-    /// Makes a slot of weights whole.
+    /// Gathers a slot of weights, which makes it whole.
     pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, whole: Buf) {
         self.collective(b, label, self.within(), CollectiveKind::AllGather, share, whole, self.dtype);
     }
 
-    /// Begins a gradient that is whole only for a while.
+    /// Sets a gradient to zero that is whole only for a while.
     pub fn clear(&self, b: &mut Builder, label: &str, w: &FlatWeights, grad: Buf) {
         b.compute(label, Kernel::Fill { elems: w.elems }, &[], &[grad]);
     }
 
-    /// What a rank keeps of a gradient from one microbatch to the next.
+    /// The buffer that a rank keeps of a gradient from one microbatch to the next.
     pub fn kept_gradient(&self, w: &FlatWeights) -> Buf {
         if self.shares_gradients() { w.grad_share } else { w.grad }
     }
 
-    /// Elements of a slot of that, where sums begin at zero; a sum that is written once needs no beginning.
+    /// Elements of a slot of the kept gradient, to be set to zero; `None`: it is written once, and needs no zeros.
     pub fn begins_at_zero(&self, w: &FlatWeights) -> Option<u64> {
         match (self.shares_gradients(), self.accumulate) {
             (false, _) => Some(w.elems),
@@ -317,12 +322,13 @@ impl DataParallel {
         w.partial.unwrap_or(w.grad_share)
     }
 
-    /// The same of a layer, in a slot that it takes in turns with others; `None`: each has one of its own.
+    /// The buffer that receives a layer's sum of one microbatch, and the slots that layers take in turns; `None`: every
+    /// layer has a share of its own for it.
     pub fn partials(&self, w: &FlatWeights) -> Option<(Buf, u32)> {
         w.partial.map(|partial| (partial, w.slots.min(2)))
     }
 
-    /// What the executor needs to fill the master copies.
+    /// The master copies as the executor needs them to fill them.
     pub fn masters(&self, all: &[FlatWeights]) -> Vec<Master> {
         let group = self.sharded().then(|| self.within().clone());
         all.iter()
@@ -349,7 +355,7 @@ impl DataParallel {
         self.collective(b, label, group, kind, grad, dst, self.grads);
     }
 
-    /// Sums a share of a gradient over the groups that have it, when it is the sum of a group.
+    /// Sums a share of a gradient over the groups that have it, when it is the sum within a group.
     pub fn sum_across(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
         if let Some(hybrid) = self.hybrid.as_ref().filter(|_| self.sharded()) {
             let share = w.grad_share.slot(slot);
@@ -363,14 +369,15 @@ impl DataParallel {
         w.grad_share
     }
 
-    /// Sends the summed gradient of one slot to the CPU, where the optimizer is there.
+    /// Sends the summed gradient of one slot to the host, where the CPU runs the optimizer; returns the op, or `None`.
     pub fn send(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) -> Option<u32> {
         let [grad, _] = w.away?;
         let name = if b.keeps_names() { format!("g_to_host.{label}") } else { String::new() };
         Some(b.copy(&name, Toward::Host, w.grad_share.slot(slot), grad.slot(slot)))
     }
 
-    /// What an update touches of a slot of the weights, one after the other; on the CPU it is another matter.
+    /// The buffers that an update touches in a slot of the weights, by name, one after the other; not for an optimizer
+    /// on the CPU.
     pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
         let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m)];
         all.extend(w.v.map(|v| ("adam_v", v)));
@@ -383,7 +390,7 @@ impl DataParallel {
         all
     }
 
-    /// The same weights under other names: what `of` makes of all that an update may touch.
+    /// The weights with other buffers: `of` says which one stands for each that an update may touch.
     pub fn renamed(w: &FlatWeights, of: impl Fn(Buf) -> Buf) -> FlatWeights {
         FlatWeights {
             weight: of(w.weight),
@@ -397,8 +404,8 @@ impl DataParallel {
         }
     }
 
-    /// Adam on one slot, and the gathering of what it wrote: ops named after `label`, if it says anything. The CPU does
-    /// it, if it does, `after` an op.
+    /// Runs Adam on one slot, and gathers what it wrote; the ops are named after `label` unless that is empty. With the
+    /// optimizer on the host the CPU runs it, behind the op `after`.
     pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam, after: Option<u32>) {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
         let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
@@ -422,7 +429,7 @@ impl DataParallel {
             let name = named(b, "w_from_host");
             b.copy(&name, Toward::Device, weight, new);
         } else {
-            // Of what the optimizer updates itself there is no other copy to write.
+            // Weights that the optimizer updates itself have no other copy to be written.
             if new != writes[0] {
                 writes.push(new);
             }
@@ -432,7 +439,7 @@ impl DataParallel {
         self.gather_new(b, &named(b, "all_gather"), w, slot);
     }
 
-    /// The rank's share of a gradient that was summed whole.
+    /// Takes the rank's share out of a gradient that was summed whole.
     pub fn own_gradient(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
         if self.sums_whole() {
             let own = Kernel::OwnRows { rows: w.share, cols: 1, ranks: self.ranks, group: self.group.clone() };
@@ -440,7 +447,7 @@ impl DataParallel {
         }
     }
 
-    /// The shares of new weights, put together where ranks keep them whole.
+    /// Gathers the shares of new weights where ranks keep them whole.
     pub fn gather_new(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (share.slot(slot), w.weight.slot(slot));
@@ -453,7 +460,7 @@ impl DataParallel {
         [w.grad_share, w.m].map(|buf| buf.slot(slot))
     }
 
-    /// Updates a slot by a kernel that is told `by` what matrices move.
+    /// Updates a slot by `kernel`, which is told `by` what matrices move.
     pub fn move_by(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, kernel: Kernel, by: Buf) {
         let at = |buf: Buf| buf.slot(slot);
         let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m)];
@@ -466,7 +473,7 @@ impl DataParallel {
         b.compute(label, kernel, &reads, &writes);
     }
 
-    /// Slices of as many slots as ranks share, for whole slots, or back.
+    /// Exchanges slices of as many slots as there are ranks for one whole slot, or back.
     pub fn exchange(&self, b: &mut Builder, label: &str, src: Buf, dst: Buf) {
         self.collective(b, label, self.within(), CollectiveKind::AllToAll, src, dst, self.dtype);
     }
@@ -485,7 +492,7 @@ impl DataParallel {
         b.collective(label, Via { group, index: 0, engine: self.engine }, kind, src, dst, wire);
     }
 
-    /// Adds a scalar over all ranks.
+    /// Sums a scalar over all ranks.
     pub fn sum_scalar(&self, b: &mut Builder, label: &str, scalar: Buf, dtype: Dtype) {
         if self.ranks > 1 {
             self.collective(b, label, &self.group, CollectiveKind::AllReduce, scalar, scalar, dtype);

@@ -4,10 +4,10 @@
 //! ```text
 //! window o:  KV of window r/w-o-1 to the next window  |  w steps of an inner ring over the KV of window r/w-o
 //! ```
-//! What leaves the window does so once in w steps, over the links of all its ranks at a time, and has all of them
-//! to arrive. Backward, dKV goes round the window one step behind its KV, beginning from zero, and home to the rank
-//! that it entered at; there it is added to the sum that follows KV from window to window, in fp32: R hops
-//! inside and R/w outside.
+//! A window's KV leaves it once in w steps, over the links of all its ranks at a time, and has all w steps to arrive.
+//! Backward, dKV goes round the window one step behind its KV, beginning from zero, and home to the rank that it
+//! entered at; there it is added to the sum that follows KV from window to window, in fp32: R hops inside and R/w
+//! outside.
 
 use super::attention::{Saved, delta};
 use super::ring::Ring;
@@ -18,14 +18,15 @@ pub struct Scratch {
     window: u32,
     inner: Group,
     outer: Group,
-    /// KV of other windows, alternating.
+    /// KV of other windows, two slots in turns.
     kv: Buf,
     /// Sums of dKV that go from window to window.
     dkv: Buf,
     grads: ring_follow::Scratch,
 }
 
-/// The KV of step `i`: of the rank so far back in the window, so many windows back.
+/// The block of step `i`: the own queries against the KV of the rank so many ranks back in the window, so many windows
+/// back.
 pub fn block(ring: &Ring, window: u32, i: u32) -> AttnBlock {
     let own = &ring.shape.block;
     let (outer, inner) = ((i / window) as i32, (i % window) as i32);
@@ -50,7 +51,7 @@ impl Scratch {
         }
     }
 
-    /// The KV of step `i`.
+    /// The buffer that has the KV of step `i`.
     fn held(&self, own: Buf, inner: Buf, i: u32) -> Buf {
         match (i / self.window, i % self.window) {
             (0, 0) => own,
@@ -59,7 +60,7 @@ impl Scratch {
         }
     }
 
-    /// What step `i` passes on: round the window, and from its first rank to the next window.
+    /// Passes KV on in step `i`: round the window, and in a window's first step to the next window.
     fn pass_kv(&self, ring: &Ring, b: &mut Builder, own: Buf, inner: Buf, i: u32) {
         let held = |i| self.held(own, inner, i);
         let next_window = i + self.window;
@@ -80,8 +81,8 @@ impl Scratch {
         }
     }
 
-    /// dKV of a window's KV before step `i`, or at its end. Windows take turns, since one is settled while the next
-    /// has begun.
+    /// The buffer of a window's dKV before step `i`, or at its end. Windows take turns, since one is settled while the
+    /// next has begun.
     fn window_dkv(&self, window: u32, i: u32) -> Buf {
         self.grads.dkv.slot(2 * (window % 2) + i % 2)
     }
@@ -100,7 +101,8 @@ impl Scratch {
             let reads = [io.q, self.held(io.kv, kv, i), d_o, io.lse(), self.grads.delta];
             self.grads.step(ring, b, i, here, &reads);
             ring.hop_in(b, &format!("dkv_hop.{i}"), (&self.inner, 1), 1, &ring.messages(here, next), i);
-            // Behind the next window's first kernel, which hides the last hop of the window before it.
+            // The settling comes behind the next window's first kernel, which hides the last hop of the window before
+            // it.
             if step == 0 && window > 0 {
                 self.settle(ring, b, window - 1);
             }

@@ -22,12 +22,12 @@ pub struct Embedding {
     /// Rows of the table on one rank.
     vocab: u64,
     tp: TensorParallel,
-    /// Of gradients.
+    /// Dtype of gradients.
     acc: Dtype,
     weights: Weights,
     table: Rows,
     positions: Option<Positions>,
-    /// Room for all tokens' rows, where a rank has a share of them.
+    /// Room for all tokens' rows; `None` where a rank has all of them anyway.
     room: Option<Buf>,
 }
 
@@ -75,7 +75,8 @@ impl Embedding {
         (self.tp.ranks > 1).then_some(Axis::Tp)
     }
 
-    /// x from token ids. A rank looks up what it has; what the others have is zero, so that the sum is the row.
+    /// x from token ids. A rank looks up the ids of its part; the rows of others are zero, so that the sum over ranks
+    /// is the row.
     pub fn forward(&self, b: &mut Builder, w: Buf, ids: Buf, x: Buf) {
         let kernel = Kernel::Embed { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
         let sums = self.room.unwrap_or(x);
@@ -91,7 +92,7 @@ impl Embedding {
         Kernel::Positions { segs, rows: p.rows, cols: self.hidden, max: p.max, share, backward }
     }
 
-    /// The table's gradient, added to, from that of x.
+    /// Adds to the table's gradient, from the gradient of x.
     pub fn backward(&self, b: &mut Builder, g: Buf, ids: Buf, dx: Buf) {
         let kernel = Kernel::EmbedBwd { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
         if let Some(p) = &self.positions {
@@ -103,7 +104,7 @@ impl Embedding {
         b.compute("embed_bwd", kernel, &[ids, dx, grad], &[grad]);
     }
 
-    /// What tensor-parallel ranks have to add up of the gradient before it is whole.
+    /// Sums the part of the gradient that tensor-parallel ranks have to add up before it is whole.
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
         if to > from {

@@ -1,4 +1,4 @@
-//! What cannot be built, said before anything is built: the values and the remedy.
+//! Refuses what cannot be built, before anything is built: with the values and the remedy.
 
 mod experts;
 mod sizes;
@@ -19,7 +19,8 @@ use sparse::sparse;
 use stages::pipeline;
 use words::{experts_again, fewer_bits, muon, offload, options, options_of_attention, slopes};
 
-/// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
+/// Checks for every reason but memory, which needs the plan. Errors: the first reason; the word before the colon is its
+/// kind.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     blocks(model)?;
     experts(model, par)?;
@@ -50,7 +51,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     pipeline(model, work, par)
 }
 
-/// What a layer may be made of, until plans have the rest.
+/// Refuses layers made of what plans do not have yet.
 fn blocks(model: &LlmSpec) -> Result<()> {
     if model.lfa {
         let why = "which no plan of this version has; use a model without";
@@ -59,7 +60,7 @@ fn blocks(model: &LlmSpec) -> Result<()> {
     Ok(())
 }
 
-/// What multi-head latent attention does not go with.
+/// Refuses options that multi-head latent attention does not go with.
 fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let Some(mla) = model.mla else {
         let why = "options: recompute-mla-up needs latent attention, which the model has not; leave it out";
@@ -83,7 +84,7 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// What modules of multi-token prediction do not go with.
+/// Refuses options that modules of multi-token prediction do not go with.
 fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     if model.mtp.is_none() {
         return Ok(());
@@ -109,7 +110,7 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// What networks that are gone through piece by piece are not: others than the second half of a layer.
+/// Refuses to run a network piece by piece unless it is the second half of a layer.
 fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let refused = [
         (model.moe.is_some(), "experts, whose rows are a piece as they are"),
@@ -125,7 +126,7 @@ fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// What layers of one mixer each do not go with, and what a scan does not.
+/// Refuses options that layers of one mixer each do not go with, or a state-space scan.
 fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     if model.pattern.is_empty() {
         return Ok(());
@@ -148,8 +149,8 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     model.mamba.map_or(Ok(()), |mamba| states_shared(&mamba, par))
 }
 
-/// Whether ranks share the heads and groups of state-space layers: in tensor parallelism whole groups, and of those the
-/// ranks that share a sequence.
+/// Checks that ranks can share the heads and groups of state-space layers: whole groups in tensor parallelism, and of
+/// those the ranks that share a sequence.
 fn states_shared(mamba: &MambaSpec, par: &Parallelism) -> Result<()> {
     let (t, both) = (u64::from(par.tp), u64::from(par.ring) * u64::from(par.ulysses));
     let MambaSpec { groups, heads, .. } = *mamba;
@@ -170,7 +171,7 @@ fn states_shared(mamba: &MambaSpec, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Every position has its row in the table, where positions are learned.
+/// Checks that every position has its row in the table, where positions are learned.
 fn positions(model: &LlmSpec, work: &Workload) -> Result<()> {
     match model.positions {
         Positions::Learned { max } if work.seq_len > max => Err(Error::infeasible(format!(
@@ -181,7 +182,7 @@ fn positions(model: &LlmSpec, work: &Workload) -> Result<()> {
     }
 }
 
-/// The same of one attention operation alone.
+/// [`check`] for one attention operation alone. Errors: the first reason why it cannot be built.
 pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     degrees(par)?;
     options_of_attention(par)?;
@@ -212,7 +213,8 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     documents(&spec.mask.documents, par)
 }
 
-/// What a backward pass alone would need of a forward pass is log-sum-exps.
+/// Refuses a backward pass alone where it would need more of a forward pass than log-sum-exps. Errors: the option that
+/// asks for it.
 pub fn pass(pass: Pass, par: &Parallelism) -> Result<()> {
     let alone = pass.has_backward() && !pass.has_forward();
     if alone && par.options.unfused {

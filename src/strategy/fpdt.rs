@@ -21,7 +21,7 @@ use crate::plan::{AttnBlock, Axis, Buf, Builder, Kernel, Mesh, Side, TensorKind,
 /// Attention of one chunk.
 #[derive(Debug, Clone)]
 pub struct Chunked {
-    /// Of the chunk, all tokens of which are here for this rank's heads.
+    /// The sizes of a chunk's attention, whose tokens are all here for this rank's heads.
     pub shape: Shape,
     pub at: u32,
     pub chunks: u32,
@@ -30,26 +30,26 @@ pub struct Chunked {
 /// Buffers that every layer and chunk of a rank reuses.
 #[derive(Clone, Copy)]
 pub struct Scratch {
-    /// Every chunk's, in the host's memory.
+    /// Queries, keys and values of every chunk, in the host's memory.
     q_host: Buf,
     kv_host: Buf,
     do_host: Buf,
     dq_host: Buf,
-    /// Every chunk's, on the device.
+    /// Log-sum-exps and deltas of every chunk, on the device.
     lse: Buf,
     delta: Buf,
-    /// What comes back: two slots each, taken in turns.
+    /// What comes back from the host: two slots of each, taken in turns.
     q: Buf,
     kv: Buf,
     d_o: Buf,
-    /// Sums of dq under way, likewise.
+    /// Sums of dq under way, two slots taken in turns.
     dq_sum: Buf,
     dkv_sum: Buf,
-    /// The running output, and a block's.
+    /// The running output, and the output of a block.
     o_sum: Buf,
     o_block: Buf,
     lse_block: Buf,
-    /// A block's gradients; later those of a chunk.
+    /// The gradients of a block; later those of a chunk.
     dq: Buf,
     dkv: Buf,
     dq_out: Buf,
@@ -88,34 +88,34 @@ impl Chunked {
         }
     }
 
-    /// Queries of chunk `i` against keys of chunk `j`.
+    /// The block of the queries of chunk `i` against the keys of chunk `j`.
     fn block(&self, i: u32, j: u32) -> AttnBlock {
         let own = &self.shape.block;
         AttnBlock { q: own.q.of_part(i), kv: own.kv.of_part(j), ..own.clone() }
     }
 
-    /// Whether the mask leaves anything: all ranks have all tokens of a chunk.
+    /// Whether the mask leaves anything of that block: all ranks have all tokens of a chunk.
     fn sees(&self, i: u32, j: u32) -> bool {
         self.block(i, j).shape(&[Mesh::new(&[(Axis::Cp, 1), (Axis::Up, 1)])], 0).area > 0
     }
 
-    /// Chunks before `i` that it sees.
+    /// The chunks before `i` that chunk `i` sees.
     fn before(&self, i: u32) -> Vec<u32> {
         (0..i).filter(|&j| self.sees(i, j)).collect()
     }
 
-    /// Chunks from `j` on that see it.
+    /// The chunks from `j` on that see chunk `j`.
     fn after(&self, j: u32) -> Vec<u32> {
         (j..self.chunks).filter(|&i| self.sees(i, j)).collect()
     }
 
-    /// KV of a chunk, from the host, into the slot whose turn it is.
+    /// Copies the KV of a chunk from the host into the slot whose turn it is.
     fn fetch_kv(&self, b: &mut Builder, s: &Scratch, j: u32, turn: usize) {
         b.copy(&format!("kv_fetch.{}.{j}", self.at), Toward::Device, s.kv_host.slot(j), s.kv.slot(turn as u32 % 2));
     }
 
-    /// The output of this chunk. Its keys and values are sent to the host for later chunks; where it is computed
-    /// `again` its queries too, for the backward pass.
+    /// Makes the output of this chunk. Its keys and values are sent to the host for later chunks; when it is computed
+    /// `again`, its queries too, for the backward pass.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved, again: bool) {
         let (i, before) = (self.at, self.before(self.at));
         if let Some(&first) = before.first() {
@@ -143,13 +143,13 @@ impl Chunked {
         b.compute(&format!("o_cast.{i}"), Kernel::Cast { elems }, &[s.o_sum], &[io.o]);
     }
 
-    /// Notes what the backward pass needs of the output's gradient, while the output is still here.
+    /// Notes what the backward pass needs of the output and its gradient, while the output is still here.
     pub fn keep_gradient(&self, b: &mut Builder, s: &Scratch, o: Buf, d_o: Buf) {
         delta(b, &self.shape, o, d_o, s.delta.slot(self.at));
         b.copy(&format!("do_store.{}", self.at), Toward::Host, d_o, s.do_host.slot(self.at));
     }
 
-    /// What a pair of chunks needs of its queries' side, into the slots whose turn it is.
+    /// Copies what a pair of chunks needs of its queries' side from the host into the slots whose turn it is.
     fn fetch_q(&self, b: &mut Builder, s: &Scratch, i: u32, turn: u32) {
         let (name, slot) = (|what: &str| format!("{what}_fetch.{}.{i}", self.at), turn % 2);
         b.copy(&name("q"), Toward::Device, s.q_host.slot(i), s.q.slot(slot));

@@ -1,35 +1,36 @@
-//! Sizes that no machine has are answered at once, before they become an allocation, an overflow or a wait.
+//! Refuses sizes that no machine has at once, before they become an allocation, an overflow or a wait.
 
 use crate::error::{Error, Result};
 use crate::plan::{Op, OpKind, Plan};
 use crate::spec::{AttentionSpec, KvPath, LlmSpec, Options, Parallelism, Workload};
 use crate::strategy::feasible;
 
-/// Elements of one tensor, and tokens of a step.
+/// The most elements of one tensor, and tokens of a step.
 const MOST_ELEMS: f64 = (1u64 << 48) as f64;
 const MOST_LAYERS: u64 = 2048;
-/// Folding the ranks of long rings into classes takes seconds here, and minutes beyond.
+/// The most ranks: folding the ranks of long rings into classes takes seconds here, and minutes beyond.
 const MOST_RANKS: u64 = 1 << 17;
-/// The ranks of a ring all do different work, and its hops are written out one by one.
+/// The most ranks of a ring: they all do different work, and its hops are written out one by one.
 const MOST_RING: u32 = 1024;
-/// Experts of a layer: a route counts the rows of every one by every rank.
+/// The most experts of a layer: a route counts the rows of every one by every rank.
 const MOST_EXPERTS: u64 = 1 << 14;
-/// Every pair of slots may be looked at to place them in memory.
+/// The most slots of all tensors: every pair of slots may be looked at to place them in memory.
 const MOST_SLOTS: u64 = 40_000;
-/// Ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
+/// The most ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
 const MOST_OPS: f64 = 1e6;
 
-/// FLOPs of one kernel: they are counted in 64 bits.
+/// The most FLOPs of one kernel: they are counted in 64 bits.
 const MOST_FLOPS: f64 = (1u64 << 63) as f64;
 
-/// What reasons begin with that are of this program, and not of the machine.
+/// The beginning of reasons that lie with this program, and not with the machine.
 pub const SIZE: &str = "size: ";
 
 fn too_much(what: String) -> Result<()> {
     Err(Error::infeasible(format!("{SIZE}{what}")))
 }
 
-/// What can be told before the plan is built.
+/// Checks what can be told before the plan is built. Errors: what [`feasible::check`] refuses, a size beyond the limits
+/// here.
 pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     feasible::check(model, work, par)?;
     let ranks = u64::from(par.ranks());
@@ -64,15 +65,15 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
     }
     let heads = model.heads as f64 / f64::from(par.tp * par.ulysses);
     let mask = model.mask(&work.documents);
-    // Of a block of a ring, which may be off the diagonal, or of all keys and values that are gathered.
+    // Pairs of a block of a ring, which may be off the diagonal, or of all keys and values that are gathered.
     let ring = f64::from(par.ring);
     let part = if par.options.kv == KvPath::Ring { (2.0 / ring).min(1.0) / ring } else { 1.0 / ring };
     let pairs = mask.pairs(work.seq_len) * part;
     kernel_of(work.micro_batch as f64 * pairs * heads * model.qk_dim() as f64)
 }
 
-/// Refuses an attention kernel whose backward pass, five products over so many pairs and elements of heads, is more than can
-/// be counted.
+/// Refuses an attention kernel whose FLOPs cannot be counted: its backward pass has five products of so many pairs
+/// times elements of heads.
 fn kernel_of(products: f64) -> Result<()> {
     match 10.0 * products > MOST_FLOPS {
         true => too_much(format!(
@@ -84,7 +85,8 @@ fn kernel_of(products: f64) -> Result<()> {
     }
 }
 
-/// What can be told of one attention operation before its plan is built.
+/// Checks what can be told of one attention operation before its plan is built. Errors: what [`feasible::attention`]
+/// refuses, a size beyond the limits here.
 pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     feasible::attention(spec, par)?;
     if par.ring > MOST_RING || u64::from(par.ring) * u64::from(par.ulysses) > MOST_RANKS {
@@ -99,11 +101,11 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
             "{size:.1e} queries, keys, values or scores are beyond any machine; check for extra digits"
         ));
     }
-    // Held against one GPU that has all of it.
+    // The reference is one GPU that does all of it.
     kernel_of(spec.batch as f64 * spec.mask.pairs(spec.seq_len) * (spec.heads * spec.head_dim) as f64)
 }
 
-/// Slots of all tensors.
+/// Slots of all tensors together.
 fn slots(plan: &Plan) -> u64 {
     plan.tensors.iter().map(|t| u64::from(t.slots)).sum()
 }
@@ -113,7 +115,7 @@ pub fn has_room_for_more(plan: &Plan) -> bool {
     slots(plan) <= MOST_SLOTS
 }
 
-/// What the plan itself tells.
+/// Checks what only the plan itself tells. Errors: too many slots, or too many ops of a rank.
 pub fn after(plan: &Plan) -> Result<()> {
     let slots = slots(plan);
     if slots > MOST_SLOTS {
@@ -122,8 +124,8 @@ pub fn after(plan: &Plan) -> Result<()> {
     length(plan, MOST_OPS)
 }
 
-/// What a plan takes to link, whatever room it needs: no more than so many ops of a rank after splicing, the microbatches
-/// but three left out.
+/// Checks how long a plan takes to link, whatever room it needs. Errors: more than `at_most` ops of a rank after
+/// splicing, the microbatches but three left out.
 pub fn length(plan: &Plan, at_most: f64) -> Result<()> {
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > at_most {
@@ -136,13 +138,13 @@ pub fn length(plan: &Plan, at_most: f64) -> Result<()> {
     Ok(())
 }
 
-/// Words of the options that say in how many pieces something is gone through, and how many it is here.
+/// The options that say in how many pieces something is gone through, each with the number it has here.
 fn pieces(par: &Parallelism) -> impl Iterator<Item = (&'static str, u32)> {
     let Options { chunks, loss_chunks, mlp_chunks, .. } = par.options;
     [("fpdt", chunks), ("loss-chunks", loss_chunks), ("mlp-chunks", mlp_chunks)].into_iter().filter(|(_, n)| *n > 1)
 }
 
-/// What makes a plan long: `80 layers, ring 8, fpdt-64 and 2 microbatches`.
+/// What makes a plan long, in words: `80 layers, ring 8, fpdt-64 and 2 microbatches`.
 fn parts(plan: &Plan) -> Result<String> {
     let (par, microbatches) = (&plan.about.par, plan.inputs()?.microbatches);
     let mut all = vec![format!("{} layers", plan.model()?.layers)];
@@ -151,7 +153,7 @@ fn parts(plan: &Plan) -> Result<String> {
     Ok(format!("{} and {microbatches} microbatch{}", all.join(", "), if microbatches == 1 { "" } else { "es" }))
 }
 
-/// What of it could be less.
+/// What could be less of it, in words.
 fn levers(plan: &Plan) -> Result<String> {
     let par = &plan.about.par;
     let mut all: Vec<String> = pieces(par).map(|(word, n)| format!("fewer chunks than {word}-{n}")).collect();
@@ -163,12 +165,12 @@ fn levers(plan: &Plan) -> Result<String> {
     })
 }
 
-/// Ops that a rank runs, at most.
+/// The most ops that any rank runs.
 pub fn ops_of_a_rank(plan: &Plan) -> f64 {
     plan.programs.iter().map(|p| spliced(plan, &p.ops, u32::MAX)).fold(0.0, f64::max)
 }
 
-/// Ops of a program with every call spliced; what the program itself calls at most `top` times.
+/// Ops of a program with every call spliced, the program's own calls repeated at most `top` times.
 fn spliced(plan: &Plan, ops: &[Op], top: u32) -> f64 {
     // A block calls only blocks before it, so the sizes of callees are known when they are needed.
     let mut blocks: Vec<f64> = Vec::with_capacity(plan.blocks.len());

@@ -15,38 +15,38 @@ pub struct Head {
     /// Tokens of a microbatch, or of a chunk of it where it goes chunk by chunk.
     tokens: u64,
     chunks: u64,
-    /// Rows of logits that there are at a time.
+    /// Rows of logits that exist at a time.
     rows: u64,
     hidden: u64,
-    /// All of the vocabulary, and this rank's columns of it.
+    /// Ids of the whole vocabulary, and this rank's columns of it.
     vocab: u64,
     cols: u64,
-    /// 1 / tokens of a step.
+    /// 1 / tokens of a step, over which the loss is a mean.
     scale: f64,
     acc: Dtype,
-    /// Of gradients.
+    /// Dtype of gradients.
     grads: Dtype,
     tp: TensorParallel,
     weights: Weights,
     norms: Norms,
     norm: Rows,
-    /// `None`: the embedding's table serves.
+    /// The output matrix in the head's weights; `None`: the embedding's table serves.
     table: Option<Rows>,
     normed: Buf,
     logits: Buf,
-    /// The logits as the loss has them, where they are copied for it.
+    /// Logits, and their gradients, in the dtype of the loss; `None` where they are not copied for it.
     wide: Option<[Buf; 2]>,
     d_normed: Buf,
-    /// The gradient of the table, where it is not added to the sum at once.
+    /// The gradient of the table; `None` where it is added to the sum at once.
     dw: Option<Buf>,
     parallel: Option<Parallel>,
 }
 
-/// What tensor parallelism needs besides.
+/// The buffers that tensor parallelism needs besides.
 struct Parallel {
     input: Option<Buf>,
     partial: Option<Buf>,
-    /// [n, 2], and those of all ranks.
+    /// Statistics of this rank's columns, [n, 2], and those of all ranks.
     stats: Buf,
     all_stats: Buf,
 }
@@ -56,12 +56,12 @@ struct Parallel {
 pub struct HeadWeights {
     pub own: [Buf; 2],
     pub table: [Buf; 2],
-    /// What this loss counts among those of a model that has several.
+    /// The weight of this loss among those of a model that has several.
     pub part: f64,
 }
 
 impl Head {
-    /// `tokens_of_step` are those over which the loss is a mean.
+    /// The head of a model. `tokens_of_step`: the tokens over which the loss is a mean.
     pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer, tokens_of_step: u64) -> Head {
         let (tp, shape) = (layer.tp, layer.core.shape());
         let chunks = layer.chunk_count();
@@ -78,7 +78,7 @@ impl Head {
             (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
-        // A framework's log-softmax leaves what it reads as it is.
+        // A framework's log-softmax does not overwrite what it reads.
         let wide = layer.wide_loss.then(|| {
             ["wide_logits", "wide_d_logits"]
                 .map(|name| b.tensor(name, &[rows, cols], shape.acc, TensorKind::Workspace, 1))
@@ -112,18 +112,18 @@ impl Head {
         &self.weights.all
     }
 
-    /// The output matrix within a flat tensor of the head's weights, or of their gradients, unless the
-    /// embedding has it.
+    /// The output matrix within a flat tensor of the head's weights, or of their gradients; `None` where the embedding
+    /// has it.
     pub fn table(&self, flat: Buf) -> Option<Buf> {
         self.table.map(|r| flat.at(r))
     }
 
-    /// Loss, and the gradient of `x` in `dx[0]`; `dx[1]` is overwritten.
+    /// Makes the loss, and the gradient of `x` in `dx[0]`; `dx[1]` is overwritten.
     pub fn run(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
         if self.chunks == 1 {
             return self.run_chunk(b, at, targets, x, loss, dx);
         }
-        // Logits are as many as a chunk has; tensor parallelism, under which rows are shared out, has no chunks.
+        // There are as many logits as a chunk has; tensor parallelism, under which rows are shared out, has no chunks.
         let elems = self.chunks * self.tokens * self.hidden;
         b.compute("dx_begin", Kernel::Fill { elems }, &[], &[dx[0]]);
         b.compute("no_residual", Kernel::Fill { elems }, &[], &[dx[1]]);
@@ -149,15 +149,15 @@ impl Head {
                 }
             }
         }
-        // The norm's gradient is added to a residual everywhere but here, where there is none.
+        // Everywhere else a norm's gradient is added to a residual; here there is none.
         if self.chunks == 1 {
             b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
         }
         self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
     }
 
-    /// Logits, the loss and their gradients of some rows of the head's input, these going to `sums`; behind the last rows
-    /// `sums` are summed over the ranks.
+    /// Makes the logits, the loss and the gradients of some rows of the head's input, which go to `sums`; behind the
+    /// last rows `sums` are summed over the ranks.
     fn piece(&self, b: &mut Builder, at: HeadWeights, rows: [u64; 2], [input, targets, loss, sums]: [Buf; 4]) {
         let (n, h, v) = (rows[1] - rows[0], self.hidden, self.cols);
         let [w, g] = at.table;
@@ -181,7 +181,7 @@ impl Head {
         weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [logits, input], g, self.dw);
     }
 
-    /// The gradient of the logits of `rows` tokens, which may lie in their place.
+    /// Makes the loss, and the gradient of the logits of `rows` tokens, which may lie in their place.
     fn loss(&self, b: &mut Builder, rows: u64, [logits, d_logits]: [Buf; 2], targets: Buf, loss: Buf, part: f64) {
         let (cols, vocab, scale) = (self.cols, self.vocab, self.scale * part);
         let Some(p) = &self.parallel else {
@@ -200,7 +200,7 @@ impl Head {
         b.compute("cross_entropy", kernel, &[logits, targets, all_stats, loss], &[d_logits, loss]);
     }
 
-    /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.
+    /// Sums the part of the head's gradient that tensor-parallel ranks have to add up before it is whole.
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
         self.tp.sum_shared(b, "shared_grad_sum.head", g.rows(from, to), self.grads);

@@ -1,5 +1,5 @@
-//! All-to-alls between "my tokens, all heads" and "all tokens, my heads": what is packed by one kernel travels in one
-//! exchange, or lane by lane in several.
+//! All-to-alls between "my tokens, all heads" and "all tokens, my heads": operands that are packed by one kernel travel
+//! in one exchange, or lane by lane in several.
 
 use crate::plan::{
     Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPart, HeadPermute, Kernel, Packing, Segs,
@@ -10,45 +10,47 @@ use crate::plan::{
 #[derive(Debug, Clone)]
 pub struct HeadExchange {
     pub ranks: u64,
-    /// Along which these differ.
+    /// The axes along which these ranks differ.
     pub axes: Vec<Axis>,
     pub batch: u64,
     /// Tokens of one sequence on a rank.
     pub seq: u64,
-    /// Where all tokens are, they stand in the order of the sequence, of which a rank has these; none: rank after rank.
+    /// The positions of each rank, where tokens are put in the order of the sequence on the side that has all tokens;
+    /// `None`: they stay rank after rank.
     pub order: Option<Segs>,
     pub dtype: Dtype,
     pub engine: Engine,
 }
 
-/// There: heads are cut over the ranks. Back: tokens are.
+/// The direction of an exchange. There: heads are cut over the ranks. Back: tokens are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     There,
     Back,
 }
 
-/// Send and receive buffer of one all-to-all.
+/// The send and the receive buffer of one all-to-all.
 #[derive(Clone, Copy)]
 struct Wire {
     send: Buf,
     recv: Buf,
 }
 
-/// Operands that are packed by one kernel, and what they travel in.
+/// Operands that are packed by one kernel, and the buffers that they travel in.
 pub struct Parcel {
-    /// Of the kernels: `qkv`, `q`, `kv` or `o`.
+    /// Name of the kernels: `qkv`, `q`, `kv` or `o`.
     name: &'static str,
     parts: Vec<HeadPart>,
     packing: Packing,
-    /// The parts are columns of one operand.
+    /// Whether the parts are columns of one operand.
     joined: bool,
-    /// A wire for each packed buffer, and its name.
+    /// The buffers of each all-to-all, and its name.
     wires: Vec<(&'static str, Wire)>,
 }
 
 impl HeadExchange {
-    /// Room for parts that are an operand each and travel in all-to-alls of these names: in one, or a lane in each.
+    /// Declares buffers for parts that are an operand each and travel in all-to-alls of these names: all parts in one,
+    /// or a lane in each.
     pub fn parcel(&self, b: &mut Builder, name: &'static str, parts: &[HeadPart], wires: &[&'static str]) -> Parcel {
         let packing = if wires.len() > 1 { Packing::ByLane } else { Packing::Together };
         let lanes = || parts.iter().flat_map(|part| (0..part.lanes).map(move |lane| part.local_lane(self.ranks, lane)));
@@ -65,13 +67,13 @@ impl HeadExchange {
         Parcel { name, parts: parts.to_vec(), packing, joined: false, wires }
     }
 
-    /// The same of parts that are columns of one operand, one behind the other.
+    /// [`parcel`](HeadExchange::parcel) for parts that are columns of one operand, one behind the other.
     pub fn joined(&self, b: &mut Builder, name: &'static str, parts: &[HeadPart], wires: &[&'static str]) -> Parcel {
         Parcel { joined: true, ..self.parcel(b, name, parts, wires) }
     }
 
-    /// Packs, exchanges and unpacks parcel by parcel: while one is under way the next is packed. `d`: what names begin
-    /// with. Returns the last op.
+    /// Packs, exchanges and unpacks parcel by parcel: while one is under way the next is packed. `d`: the beginning of
+    /// all names. Returns the last op.
     pub fn run(&self, b: &mut Builder, d: &str, parcels: &[Parcel], way: Way, mut from: &[Buf], mut to: &[Buf]) -> u32 {
         let (pack, unpack) = match way {
             Way::There => (Exchange::PackHeads, Exchange::UnpackSeq),

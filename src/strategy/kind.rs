@@ -16,38 +16,41 @@ use crate::plan::{self, Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
 use crate::spec::{LlmSpec, Mixer, Parallelism, Recompute};
 
 pub struct Kind {
-    /// Before the names of tensors, blocks and calls; empty where one kind is all there is, or what most layers are.
+    /// The beginning of the names of its tensors, blocks and calls; empty for the only kind, or for that of most
+    /// layers.
     pub prefix: String,
-    /// Which layers of the model.
+    /// The layers of the model that are of this kind.
     pub layers: Layers,
-    /// The most that a chunk of a stage has.
+    /// The most layers of this kind in a chunk of a stage.
     pub longest: u32,
     pub layer: Layer,
     pub recompute: Recompute,
     pub flat: FlatWeights,
-    /// Of the experts.
+    /// The weights of experts; `None` without experts.
     pub experts: Option<FlatWeights>,
     pub saved: Saved,
-    /// Every layer has slots of its own for what it keeps; else one serves all, as they are computed again.
+    /// Whether every layer has slots of its own for what it keeps; else all share one, since they are computed again.
     pub keeps: bool,
-    /// What was computed again, between the halves of a backward pass: as many slots as `left` has.
+    /// Buffers for what was computed again, between the halves of a backward pass, as many slots as `left` has; `None`
+    /// where nothing is.
     pub again: Option<Saved>,
     pub scratch: Scratch,
-    /// What the forward pass works in, where it runs beside a backward pass.
+    /// The workspace of the forward pass where it runs beside a backward pass; `None`: both use `scratch`.
     pub scratch_ahead: Option<Scratch>,
-    /// One of each for all microbatches, or one for every one where their rows go other ways.
+    /// The blocks of a layer: one entry for all microbatches, or one for each where their rows go other ways.
     pub blocks: Vec<Blocks>,
-    /// What the first half of a backward pass leaves for the second, so many slots of each, where passes are cut in two.
+    /// Buffers that the first half of a backward pass leaves for the second, and their slots, where passes are cut in
+    /// two.
     pub left: Vec<Buf>,
     pub left_slots: u32,
     /// The block that sums the gradient of one layer, where that is not beside the backward pass.
     pub sums: BlockId,
     /// The block that sets a layer's gradient to zero.
     pub fill: BlockId,
-    /// Adam on the weights of one layer, where the device runs it.
+    /// The block that runs Adam on the weights of one layer, where the device runs it.
     pub update: BlockId,
-    /// What is what in a rank's part of the weights, and of those of experts, where Muon updates matrices, and the blocks that
-    /// make them orthogonal.
+    /// Where matrices stand in a rank's part of the weights, and in that of the experts', with the block that makes
+    /// them orthogonal; `None` where Muon does not update them.
     pub parts: [Option<(Part, BlockId)>; 2],
 }
 
@@ -56,26 +59,27 @@ pub struct Kind {
 pub struct Blocks {
     pub fwd: BlockId,
     pub bwd: BlockId,
-    /// With the sums of the gradients.
+    /// The backward pass with the sums of the gradients behind it.
     pub bwd_last: BlockId,
-    /// Where inputs of layers leave for the host's memory.
+    /// The blocks for layers whose inputs leave for the host's memory; `None` where they stay.
     pub away: Option<Away>,
-    /// Where backward passes are cut in two, and `bwd` is the first half; or some of them, and `bwd` is whole.
+    /// The halves of the backward pass, where all passes are cut in two and `bwd` is the first half, or some are and
+    /// `bwd` is whole; `None` where none is.
     pub halves: Option<Halves>,
 }
 
-/// A backward pass in two.
+/// The blocks of a backward pass in two.
 #[derive(Clone, Copy)]
 pub struct Halves {
     /// The gradients of inputs.
     pub inputs: BlockId,
     /// The gradients of weights.
     pub weights: BlockId,
-    /// With their sums.
+    /// The gradients of weights, with their sums behind them.
     pub weights_last: BlockId,
 }
 
-/// The same while the input of a layer leaves, or that of the layer below comes back.
+/// The blocks of a layer while its input leaves for the host, or that of the layer below comes back.
 #[derive(Clone, Copy)]
 pub struct Away {
     pub fwd: BlockId,
@@ -116,13 +120,13 @@ pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> 
     kinds
 }
 
-/// What is computed again of layers that are a model of their own.
+/// What is computed again in layers that are a model of their own.
 fn recompute_of(layers: &LlmSpec, par: &Parallelism) -> Recompute {
     let alone = layers.pattern.first() == Some(&Mixer::Experts);
     if par.options.recompute_moe && alone { Recompute::Full } else { par.recompute }
 }
 
-/// The layers of a hybrid that are of one mixer.
+/// The kinds of a hybrid's layers that are of one mixer.
 fn of_mixer(model: &LlmSpec, mixer: Mixer, apart: bool) -> Vec<(String, LlmSpec, Layers)> {
     let layers: Vec<u32> = (0..).zip(&model.pattern).filter(|(_, of)| **of == mixer).map(|(l, _)| l).collect();
     if layers.is_empty() {
@@ -144,7 +148,8 @@ fn of_mixer(model: &LlmSpec, mixer: Mixer, apart: bool) -> Vec<(String, LlmSpec,
 }
 
 impl Kind {
-    /// Declares the weights of as many layers as a rank has at most, and room for so many that are whole only for a while.
+    /// Declares the weights of as many layers as a rank has at most, with room for some that are whole only for a
+    /// while.
     pub fn weights_of(
         b: &mut Builder,
         prefix: &str,
@@ -160,8 +165,8 @@ impl Kind {
         (flat, experts.map(|elems| edp.weights_of(b, "experts", elems, room, others[1])))
     }
 
-    /// Declares what its layers keep from forward to backward, and what one in use works in beside. Blocks, sums and
-    /// updates come once there are ops.
+    /// Declares the buffers that its layers keep from forward to backward, and the workspace of a layer in use. Blocks,
+    /// sums and updates come once there are ops.
     pub fn new(
         b: &mut Builder,
         pipe: &Pipeline,
@@ -180,7 +185,8 @@ impl Kind {
             _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers), None),
         };
         let scratch = layer.scratch(b);
-        // DualPipe cuts no unit in which all is computed again, but those in which a hybrid's experts alone are.
+        // DualPipe cuts no unit in two that is computed again as a whole, but does cut those in which only a hybrid's
+        // experts are.
         let again = (par.cuts_all() || par.cuts_some()) && recompute == Recompute::Full;
         let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots, None));
         let scratch_ahead = pipe.pairs.then(|| layer.scratch(b));
@@ -207,12 +213,13 @@ impl Kind {
         }
     }
 
-    /// Layers of this kind.
+    /// Number of layers of this kind.
     pub fn count(&self) -> u32 {
         self.layers.count()
     }
 
-    /// What a call on some of them is called: apart from others where there are others.
+    /// The name of a call on a stretch of these layers; with the place of its first layer if the kind has layers
+    /// outside it.
     pub fn label(&self, what: &str, stretch: &Stretch) -> String {
         let more = stretch.count() < self.count();
         let at = if more { format!(".{}", stretch.start) } else { String::new() };
@@ -227,12 +234,12 @@ impl Kind {
         Flats { dense: self.flat.grad, experts: self.experts.map(|e| e.grad) }
     }
 
-    /// Where a rank's shares of summed gradients land.
+    /// The buffers in which a rank's shares of summed gradients land.
     pub fn shares(&self, [dp, edp]: [&DataParallel; 2]) -> Flats {
         Flats { dense: dp.share_of(&self.flat), experts: self.experts.map(|e| edp.share_of(&e)) }
     }
 
-    /// What a rank keeps of its weights between uses, and of its gradients between microbatches.
+    /// The buffers that a rank keeps of its weights between uses, and of its gradients between microbatches.
     pub fn kept(&self, [dp, edp]: [&DataParallel; 2]) -> [Flats; 2] {
         let weights = Flats { dense: dp.stored(&self.flat), experts: self.experts.map(|e| edp.stored(&e)) };
         let gradients =
@@ -240,17 +247,17 @@ impl Kind {
         [weights, gradients]
     }
 
-    /// Weights and gradients of a layer as formals, in this order.
+    /// The weights and the gradients of a layer as formals, in this order.
     pub fn formal_weights(&self, b: &mut Builder) -> (Flats, Flats) {
         (self.weights().formals(b, "w"), self.gradients().formals(b, "g"))
     }
 
-    /// Whether every layer has slots of its own, of each of what they save.
+    /// Whether every layer has slots of its own, for each of the buffers that are saved.
     pub fn keeps_each(&self) -> Vec<bool> {
         self.saved.outlasts().into_iter().map(|outlasts| self.keeps || outlasts).collect()
     }
 
-    /// What iteration i of a walk over this kind's layers keeps: a slot a layer, or the one there is.
+    /// The arguments for the saved buffers in a walk over this kind's layers: a slot for each layer, or the only one.
     pub fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
         let of = self.count();
         let arg = |(buf, keeps)| if keeps { each(buf, first, step, of) } else { Arg::from(buf) };
@@ -272,7 +279,7 @@ impl Kind {
         let again = if self.layer.keeps_attention { self.forward(b, true) } else { fwd };
         let cut = par.cuts_all() && self.again.is_some();
         let bwd = self.backward(b, if cut { Recompute::None } else { self.recompute }, again);
-        // Those that come and go by layers have blocks of their own, with their sums.
+        // Layers that come and go have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
         let halves = match (par.cuts_all(), par.cuts_some()) {
             (false, false) => None,
@@ -293,7 +300,8 @@ impl Kind {
         self.blocks.push(Blocks { fwd, bwd, bwd_last, away, halves });
     }
 
-    /// Cuts the backward pass `bwd` in two; what one half leaves for the other is behind the formals of both.
+    /// Cuts the backward pass `bwd` in two; buffers that one half leaves for the other stand behind the formals of
+    /// both.
     fn halves(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], bwd: BlockId, sums: bool) -> Halves {
         let (first, of) = (self.weights().bufs().count() as u32, self.gradients().bufs().count() as u32);
         let plan::Halves { weights, kept } = b.halve(bwd, &Vec::from_iter(first..first + of));
@@ -307,7 +315,7 @@ impl Kind {
         Halves { inputs: bwd, weights, weights_last }
     }
 
-    /// The first half behind the layer's forward pass, run again.
+    /// Writes a block with the layer's forward pass, run again, and the first half of its backward pass behind it.
     fn again_and_inputs(&self, b: &mut Builder, [fwd, inputs]: [BlockId; 2]) -> BlockId {
         b.open(&format!("{}layer_bwd_again", self.prefix));
         let (w, g) = self.formal_weights(b);
@@ -323,7 +331,7 @@ impl Kind {
         b.close()
     }
 
-    /// The second half and, behind it, the sum of the layer's gradient over the ranks.
+    /// Writes a block with the second half and, behind it, the sum of the layer's gradient over the ranks.
     fn weights_and_sums(&self, b: &mut Builder, ranks: [&DataParallel; 2], weights: BlockId) -> BlockId {
         b.open(&format!("{}layer_weights_last", self.prefix));
         let (w, g) = self.formal_weights(b);
@@ -338,7 +346,7 @@ impl Kind {
         b.close()
     }
 
-    /// What one half leaves for the other, as formals.
+    /// The buffers that one half leaves for the other, as formals.
     pub fn formal_left(&self, b: &mut Builder) -> Vec<Buf> {
         self.left.iter().map(|_| b.formal("left")).collect()
     }
@@ -367,7 +375,7 @@ impl Kind {
         b.close()
     }
 
-    /// A layer's backward pass and, behind it, the sum of its gradient over the ranks.
+    /// Writes a block with a layer's backward pass and, behind it, the sum of its gradient over the ranks.
     fn backward_and_sums(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2], bwd: BlockId) -> BlockId {
         b.open(&format!("{}layer_bwd_last", self.prefix));
         let (w, g) = self.formal_weights(b);
@@ -381,7 +389,7 @@ impl Kind {
         b.close()
     }
 
-    /// A layer while inputs travel between the device and the host.
+    /// Writes the blocks of a layer while inputs travel between the device and the host.
     fn away(&self, b: &mut Builder, [fwd, bwd, last]: [BlockId; 3], ranks: [&DataParallel; 2], beside: bool) -> Away {
         b.open(&format!("{}layer_fwd_away", self.prefix));
         let w = self.weights().formals(b, "w");
@@ -425,19 +433,19 @@ impl Kind {
         }
     }
 
-    /// One more layer of this kind, with weights of its own, forward.
+    /// Calls one more layer of this kind, with weights of its own, forward.
     pub fn call_one_forward(&self, b: &mut Builder, microbatch: u32, w: Flats, xs: [Buf; 2], saved: &Saved) {
         let args: Vec<Arg> = w.bufs().chain(xs).chain(saved.bufs()).map(Arg::from).collect();
         b.call(&format!("{}fwd", self.prefix), self.of(microbatch).fwd, 1, &args);
     }
 
-    /// And backward: from the gradient of its output in `xs[1]` to that of its input `xs[0]` in `xs[2]`.
+    /// Calls such a layer backward: from the gradient of its output in `xs[1]` to that of its input `xs[0]` in `xs[2]`.
     pub fn call_one_backward(&self, b: &mut Builder, m: u32, [w, g]: [Flats; 2], xs: [Buf; 3], saved: &Saved) {
         let args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(saved.bufs()).map(Arg::from).collect();
         b.call(&format!("{}bwd", self.prefix), self.of(m).bwd, 1, &args);
     }
 
-    /// Sums the gradients of so many layers, those of the last first.
+    /// Sums the gradients of `layers` layers, those of the last layer first.
     pub fn call_sums(&self, b: &mut Builder, layers: u32, shares: Flats) {
         let down = |buf| each(buf, layers as i32 - 1, -1, layers);
         let mut args = self.gradients().args(down);
@@ -445,7 +453,7 @@ impl Kind {
         b.call(&format!("{}grad_sum", self.prefix), self.sums, layers, &args);
     }
 
-    /// Writes the block that sets to zero what adds up the gradient of one layer.
+    /// Writes the block that sets the gradient of one layer to zero.
     pub fn write_fill(&mut self, b: &mut Builder, ranks: [&DataParallel; 2]) {
         b.open(&format!("{}zero_grad", self.prefix));
         for (label, elems, _) in self.begins_at_zero(ranks) {
@@ -455,7 +463,7 @@ impl Kind {
         self.fill = b.close();
     }
 
-    /// Sets to zero what adds up the gradients of so many layers.
+    /// Sets the gradients of `layers` layers to zero.
     pub fn call_fill(&self, b: &mut Builder, ranks: [&DataParallel; 2], layers: u32) {
         let args: Vec<Arg> = self.begins_at_zero(ranks).map(|(_, _, buf)| each(buf, 0, 1, layers)).collect();
         if layers > 0 && !args.is_empty() {
@@ -476,7 +484,7 @@ impl Kind {
         self.update = b.close();
     }
 
-    /// Runs it on the weights of so many layers, those of the last first: their gradients are there first.
+    /// Runs Adam on the weights of `layers` layers, those of the last layer first: their gradients are there first.
     pub fn call_update(&self, b: &mut Builder, ranks: [&DataParallel; 2], layers: u32) {
         let touched = self.updates(ranks).flat_map(|(_, dp, w)| dp.updated(w));
         let args: Vec<Arg> = touched.map(|(_, buf)| each(buf, layers as i32 - 1, -1, layers)).collect();
@@ -505,7 +513,8 @@ impl Kind {
         })
     }
 
-    /// Arguments of a walk over layers of this kind, forward, from the layer `at` on, which is its `first`.
+    /// The arguments of a walk over layers of this kind, forward, from layer `at` of the model on, which is number
+    /// `first` of the kind.
     fn forward_args(&self, stream: Residual, [at, first]: [i32; 2]) -> Vec<Arg> {
         let n = self.count();
         let mut args = self.weights().args(|buf| each(buf, first, 1, n));
@@ -514,7 +523,7 @@ impl Kind {
         args
     }
 
-    /// Layers of this kind that stand one behind the other, forward, in a microbatch.
+    /// Calls a stretch of layers of this kind forward, in a microbatch.
     pub fn call_forward(&self, b: &mut Builder, microbatch: u32, stream: Residual, of: &Stretch) {
         let (n, blocks) = (of.count(), self.of(microbatch));
         let (at, first) = (of.start as i32, of.first as i32);
@@ -537,7 +546,8 @@ impl Kind {
         }
     }
 
-    /// Arguments of a walk down, `from` below the top of a stretch. The two slots of `dx` take turns.
+    /// The arguments of a walk down, from `from` layers below the top of a stretch on. The two slots of `dx` take
+    /// turns.
     fn backward_args(&self, (stream, dx): (Residual, Buf), of: &Stretch, from: i32, shares: Option<Flats>) -> Vec<Arg> {
         let (n, top) = (self.count(), (of.first + of.count()) as i32 - 1 - from);
         let turn = ((stream.layers() - of.end) as i32 + from) % 2;
@@ -551,7 +561,7 @@ impl Kind {
         args
     }
 
-    /// And backward, with the sums of their gradients if `shares` say where those go.
+    /// Calls a stretch of layers backward, with the sums of their gradients if `shares` say where those go.
     pub fn call_backward(
         &self,
         b: &mut Builder,

@@ -1,8 +1,8 @@
-//! Which layers of a model are made alike: of a hybrid's pattern every third one, say.
+//! Which layers of a model are of one kind: of a hybrid's pattern every third one, say.
 
 use std::ops::Range;
 
-/// Layers of one kind, by their places in the model, ascending.
+/// The layers of one kind, by their places in the model, ascending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layers {
     all: Vec<u32>,
@@ -25,33 +25,34 @@ impl Layers {
         self.all.iter().copied()
     }
 
-    /// Of these, the ones in a part of the model.
+    /// Number of these layers that are in a part of the model.
     pub fn within(&self, part: &Range<u32>) -> u32 {
         let before = |end: u32| self.all.partition_point(|l| *l < end);
         before(part.end).saturating_sub(before(part.start)) as u32
     }
 
-    /// Those that stand one behind the other.
+    /// The runs of these layers that stand one behind the other.
     pub fn stretches(&self) -> Vec<Range<u32>> {
         let behind = |a: &u32, b: &u32| a + 1 == *b;
         self.all.chunk_by(behind).map(|of| of[0]..of[of.len() - 1] + 1).collect()
     }
 }
 
-/// Some layers of one kind, one behind the other.
+/// A run of layers of one kind that stand one behind the other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stretch {
-    /// Which kind.
+    /// Number of the kind.
     pub kind: usize,
-    /// Their places in the model, or in a part of it, from one to before another.
+    /// The layers' places in the model, or in a part of it: from `start` to before `end`.
     pub start: u32,
     pub end: u32,
-    /// The place of the first among those of its kind there.
+    /// The place of the first layer among those of its kind in the model, or in that part.
     pub first: u32,
 }
 
 impl Stretch {
-    /// Of the layers in `part` of a model whose `kinds` are these, counted from its first on.
+    /// The stretches of the layers in `part` of a model whose `kinds` are these; places count from the first layer of
+    /// the part.
     pub fn all<'k>(kinds: impl Iterator<Item = &'k Layers>, part: &Range<u32>) -> Vec<Stretch> {
         let of_kind = |(kind, layers): (usize, &'k Layers)| {
             let cut = |l: Range<u32>| l.start.max(part.start)..l.end.min(part.end);

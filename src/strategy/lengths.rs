@@ -1,17 +1,17 @@
-//! How long a sequence may be, where something grows with it: what lengths plans can have, and the longest that fits.
+//! How long a sequence may be: which lengths plans can have, and the longest of them that fits.
 
 use crate::spec::Parallelism;
 
-/// Lengths are multiples of this many tokens, and of what the degrees want.
+/// Tokens that every length is a multiple of, besides what the degrees want.
 const GRAIN: u64 = 1 << 10;
 
-/// No plan has longer sequences.
+/// The longest sequence that any plan has, in tokens.
 const MOST: u64 = 1 << 32;
 
-/// The longest is told to so small a part of it.
+/// The part of a length to which the longest is found, as one over this.
 pub const PART: u64 = 256;
 
-/// What every length is a multiple of: chunks of ranks and of layers come out even.
+/// Tokens that every length is a multiple of, so that chunks of ranks and of layers come out even.
 pub fn grain(par: &Parallelism) -> u64 {
     let parts = [2, par.ring, par.ulysses, par.tp, par.options.chunks.max(1)];
     let parts = parts.into_iter().map(u64::from).product::<u64>();
@@ -27,12 +27,13 @@ pub(super) fn lcm(a: u64, b: u64) -> u64 {
     a / x * b
 }
 
-/// The longest length that fits, a multiple of `grain`, if any does; what is longer than one that does not is taken not to.
+/// The longest length that fits, a multiple of `grain`; `None` if none does. A length beyond one that does not fit is
+/// taken not to fit. Errors: those of `fits`.
 pub fn bisect<E>(grain: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
     if !fits(grain)? {
         return Ok(None);
     }
-    // Of what is known to fit, and of what is known not to.
+    // In grains: the longest known to fit, and the shortest known not to.
     let most = MOST / grain;
     let (mut fitting, mut beyond) = (1, most + 1);
     while beyond - fitting > (fitting / PART).max(1) {

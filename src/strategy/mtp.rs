@@ -20,10 +20,10 @@ use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Param, TensorKind};
 use crate::spec::{LlmSpec, Mixer, Parallelism, Recompute, Workload};
 
-/// Everything that modules have alike, and the modules.
+/// The modules, and what they have in common.
 pub struct Modules {
     all: Vec<Module>,
-    /// Targets of the tokens further on, a slot a microbatch: one more for each module.
+    /// Targets of tokens further on, a slot for each microbatch: one buffer for each module.
     pub targets: Vec<Buf>,
     weights: Weights,
     rows: Owned,
@@ -32,13 +32,13 @@ pub struct Modules {
     hidden: u64,
     fp8: bool,
     acc: Dtype,
-    /// What each loss counts beside the model's own.
+    /// The weight of each module's loss beside the model's own.
     part: f64,
-    /// For a product that is not added to a gradient at once.
+    /// Room for a product that is not added to a gradient at once; `None` where all are.
     dw: Option<Buf>,
 }
 
-/// A module's own weights. The norm before the head stands where the head has its own.
+/// The places of a module's own weights. The norm before the head stands where the head has its own.
 struct Owned {
     token_norm: Rows,
     hidden_norm: Rows,
@@ -49,13 +49,13 @@ struct Owned {
 struct Module {
     flat: FlatWeights,
     layers: Vec<Inner>,
-    /// Embedded tokens; they and the hidden states behind their norms; their gradients.
+    /// Embedded tokens; these and the hidden states behind their norms; their gradients.
     embedded: Buf,
     normed: [Buf; 2],
     d_normed: [Buf; 2],
-    /// Inputs of layers, and the output of the last one.
+    /// Inputs of the layers, and the output of the last one.
     x: Buf,
-    /// Gradients of these, alternating.
+    /// Gradients of `x`, two slots in turns.
     dx: Buf,
 }
 
@@ -77,7 +77,7 @@ impl Inner {
     }
 }
 
-/// Of the kinds of layers that a model has, those of a module's layers.
+/// The kinds of a module's layers, among the kinds of layers that a model has.
 fn kinds_of_layers(model: &LlmSpec) -> Vec<usize> {
     let kinds = kinds_of(model, false);
     let pattern = model.mtp.as_ref().map_or(&[][..], |mtp| &mtp.pattern);
@@ -90,7 +90,7 @@ fn kinds_of_layers(model: &LlmSpec) -> Vec<usize> {
 }
 
 impl Modules {
-    /// Declares weights and buffers; none where the model has no modules.
+    /// Declares weights and buffers of the modules; `None` where the model has none.
     pub fn new(
         b: &mut Builder,
         model: &LlmSpec,
@@ -157,7 +157,7 @@ impl Modules {
         })
     }
 
-    /// Every flat tensor of a module with the ranks that hold it, by name.
+    /// Every flat tensor of a module by name, with the ranks that hold it.
     pub fn flats<'m>(
         &'m self,
         [dp, edp]: [&'m DataParallel; 2],
@@ -171,7 +171,7 @@ impl Modules {
         })
     }
 
-    /// Sums gradients over the replicas.
+    /// Sums the modules' gradients over the replicas.
     pub fn sync(&self, b: &mut Builder, kinds: &[Kind], [dp, edp]: [&DataParallel; 2]) {
         for (k, module) in (1..).zip(&self.all) {
             let [from, to] = self.weights.shared();
@@ -188,7 +188,7 @@ impl Modules {
         }
     }
 
-    /// Weights as a checkpoint would have them: modules go on counting layers.
+    /// The weights as a checkpoint would have them: modules go on counting layers.
     pub fn params(
         &self,
         first: u64,
@@ -214,8 +214,8 @@ impl Modules {
 }
 
 impl Step<'_> {
-    /// The head, and the modules behind it: losses, and the gradient of the last layer's output in the first of the
-    /// pair `dx`. `targets` are those of the head, and of each module.
+    /// Runs the head, and the modules behind it: their losses, and the gradient of the last layer's output in the first
+    /// of the pair `dx`. `targets`: those of the head, then those of each module.
     pub(super) fn ends(&mut self, targets: &[Buf], x: Buf, dx: Buf, microbatch: u32) {
         let pair = [dx, dx.slot(dx.slot + 1)];
         if self.modules.is_none() {
@@ -226,7 +226,7 @@ impl Step<'_> {
         self.module(0, targets, x, turned, microbatch);
     }
 
-    /// Module `k`: adds to `residual`, the gradient of its input x, and writes the sum to `out`.
+    /// Runs module `k`: adds the gradient of its input x to `residual`, and writes the sum to `out`.
     fn module(&mut self, k: usize, targets: &[Buf], x: Buf, [residual, out]: [Buf; 2], microbatch: u32) {
         let suffix = format!(".mtp{}", k + 1);
         let modules = self.modules.take().expect("asked for where there are some");
@@ -237,7 +237,7 @@ impl Step<'_> {
         let (own, table) = ([module.flat.weight, module.flat.grad], self.head_table());
         let last = k + 1 == depth;
         let dx = [module.dx, module.dx.slot(1)];
-        // With another module behind it, what the head has to say is the residual of that one.
+        // With another module behind it, the gradient that the head leaves is the residual of that module.
         let to = if last { dx } else { [dx[1], dx[0]] };
         let at = HeadWeights { own, table, part: modules.part };
         b.labelled(suffix.clone(), |b| self.end.run(b, at, targets[k + 1], module.x.slot(layers), self.loss, to));
@@ -300,7 +300,7 @@ impl Step<'_> {
             let product = linear_dw(h, h, r, all.fp8);
             weight_grad(b, &format!("{side}_proj_dw"), product, [dy, module.normed[i]], g.at(at), all.dw);
         }
-        // Nothing is added to the gradient of what was looked up; what it would be added to is a gradient that is done with.
+        // The gradient of looked-up rows has no residual to be added to: a buffer that is free is set to zero for it.
         b.compute("no_residual", Kernel::Fill { elems: r * h }, &[], &[free]);
         let norm = |at: Rows| [w.at(at), g.at(at)];
         let [d_token, d_hidden] = module.d_normed;

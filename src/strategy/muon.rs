@@ -1,24 +1,26 @@
-//! Muon over the ranks that share weights out (see [`crate::plan::muon`]). Each has a slice of every layer, and orthogonal
-//! factors need whole matrices. So ranks exchange: of as many layers as there are ranks each gets one whole, works on its
-//! matrices, and sends every rank its slice of what came of them, in the dtype of the weights (as Microsoft's Dion does it for
-//! sharded weights; Megatron-LM's layer-wise optimizer keeps whole matrices where they are made instead). Momenta and weights
-//! stay where Adam has them: a step moves two slices of every layer a rank more than Adam's.
+//! Muon over the ranks that share weights out (see [`crate::plan::muon`]). Each rank has a slice of every layer, and
+//! orthogonal factors need whole matrices. So ranks exchange slices: of as many layers as there are ranks each rank
+//! gets one whole, works on its matrices, and sends every rank its slice of the result, in the dtype of the weights (as
+//! Microsoft's Dion does it for sharded weights; Megatron-LM's layer-wise optimizer keeps whole matrices where they are
+//! made instead). Momenta and weights stay where Adam has them: a step moves two slices of every layer a rank more than
+//! Adam's.
 //!
-//! Where there are more ranks than layers the others work on zeros, which Dion fills up with, too, and where nothing is shared out every rank works on all layers. Tensor
-//! parallelism leaves a rank a part of each matrix, and that part is orthogonalised by itself (Megatron-LM's blockwise mode).
+//! Where there are more ranks than layers the others work on zeros, with which Dion fills up, too; where nothing is
+//! shared out every rank works on all layers. Tensor parallelism leaves a rank a part of each matrix, and that part is
+//! orthogonalised by itself (Megatron-LM's blockwise mode).
 
 use super::data::{DataParallel, FlatWeights};
 use super::weights::Weights;
 use crate::plan::muon::{MOMENTUM, Matrices, MuonKernel, Part, STEPS};
 use crate::plan::{Adam, BlockId, Buf, Builder, Dtype, Kernel, TensorKind};
 
-/// Matrices that go through the steps of Newton and Schulz together, where they are of one size.
+/// Matrices of one size that go through the steps of Newton and Schulz together, at most.
 const BATCH: u64 = 8;
 
-/// Layers that are on their way, or worked on, while others are.
+/// Rounds of layers that have room at a time: one on its way while another is worked on.
 const TURNS: u32 = 2;
 
-/// The matrices of weights, as the ranks have them.
+/// The matrices of weights, in the parts that the ranks have of them.
 pub fn matrices(weights: &Weights) -> Vec<Matrices> {
     let mut all: Vec<Matrices> = vec![];
     for next in weights.all.iter().flat_map(|w| w.matrices(weights.ranks())) {
@@ -35,20 +37,21 @@ pub fn matrices(weights: &Weights) -> Vec<Matrices> {
     all
 }
 
-/// What it works in.
+/// The buffers that Muon works in.
 #[derive(Clone, Copy)]
 pub struct Room {
-    /// Slices of layers, to be exchanged, in turns.
+    /// Slices of layers, to be exchanged, a slot for each turn.
     slices: Buf,
-    /// A layer, in turns.
+    /// A whole layer, a slot for each turn.
     whole: Buf,
-    /// Matrices on their way, and their Gram matrices.
+    /// The matrices of the next step, and Gram matrices.
     next: Buf,
     grams: [Buf; 2],
 }
 
 impl Room {
-    /// Enough for each of `all`: flat weights, the ranks that hold the same, and what is what in a rank's part of them.
+    /// Buffers large enough for each of `all`: flat weights, the ranks that hold the same, and where matrices stand in
+    /// a rank's part.
     pub fn new(b: &mut Builder, all: &[(&DataParallel, &FlatWeights, &Part)], dtype: Dtype) -> Room {
         let most =
             |of: &dyn Fn(&(&DataParallel, &FlatWeights, &Part)) -> u64| all.iter().map(of).max().unwrap_or(0).max(1);
@@ -65,7 +68,7 @@ impl Room {
     }
 }
 
-/// Matrices that are worked on together.
+/// The matrices of a part in batches that are worked on together.
 fn batches(part: &Part) -> impl Iterator<Item = Matrices> + '_ {
     part.matrices.iter().flat_map(|of| {
         (0..of.count).step_by(BATCH as usize).map(move |first| Matrices {
@@ -93,13 +96,13 @@ pub fn write_chain(b: &mut Builder, label: &str, part: &Part) -> BlockId {
             run(MuonKernel::Square { of }, &[gram], square);
             run(MuonKernel::Apply { of }, &[x[0], square], x[1]);
         }
-        // An odd number of steps behind the first move: it ends where it began.
+        // With an odd number of steps behind the first move the result ends where the input began.
         const { assert!(STEPS % 2 == 1) };
     }
     b.close()
 }
 
-/// What updates the layers of one kind.
+/// The layers of one kind, and what their update needs.
 pub struct Layers<'s> {
     pub dp: &'s DataParallel,
     pub weights: &'s FlatWeights,
@@ -111,7 +114,7 @@ pub struct Layers<'s> {
 }
 
 impl Layers<'_> {
-    /// Updates so many of them, the last first: the next slices are on their way while matrices are worked on.
+    /// Updates `layers` layers, the last first: the next slices are on their way while matrices are worked on.
     pub fn update(&self, b: &mut Builder, prefix: &str, layers: u32) {
         let slots: Vec<u32> = (0..layers).rev().collect();
         let rounds: Vec<&[u32]> = slots.chunks(self.dp.parts() as usize).collect();
@@ -127,13 +130,13 @@ impl Layers<'_> {
         }
     }
 
-    /// Where slices of layers are in a round, and whole ones.
+    /// The buffers of a round: slices of its layers, and whole ones.
     fn places(&self, round: usize) -> [Buf; 2] {
         let turn = if self.dp.parts() > 1 { round as u32 % TURNS } else { 0 };
         [self.room.slices, self.room.whole].map(|buf| buf.slot(turn).rows(0, self.weights.elems))
     }
 
-    /// The rank's slice of one of the layers of a round: in the whole where it has all of it.
+    /// The rank's slice of one of the layers of a round; a part of the whole layer where the rank has all of it.
     fn slice(&self, round: usize, at: usize) -> Buf {
         let [slices, whole] = self.places(round);
         let share = self.part.elems;
@@ -141,7 +144,8 @@ impl Layers<'_> {
         of.rows(at as u64 * share, (at as u64 + 1) * share)
     }
 
-    /// Momenta of the layers of a round, and of one of them all that others have.
+    /// Makes the momenta of the layers of a round, of which each rank has its slices, and gives each rank one of the
+    /// layers whole.
     fn gather(&self, b: &mut Builder, prefix: &str, round: usize, layers: &[u32]) {
         let parts = self.dp.parts() as usize;
         for (at, &slot) in layers.iter().enumerate() {
@@ -162,7 +166,7 @@ impl Layers<'_> {
         self.dp.exchange(b, &format!("muon_gather.{name}"), slices, whole);
     }
 
-    /// What comes of the layer that a rank has, back to all, and the updates of their slices.
+    /// Sends the orthogonal factors of the layer that a rank has back to all, and updates their slices.
     fn step(&self, b: &mut Builder, prefix: &str, round: usize, layers: &[u32]) {
         let ([slices, whole], name) = (self.places(round), format!("{prefix}{}", layers[0]));
         let Room { next, grams: [gram, square], .. } = self.room;

@@ -1,10 +1,10 @@
-//! The norms of the residual stream, of either kind.
+//! The norms of the residual stream, of both kinds.
 
 use super::weights::{Rows, Weights};
 use crate::plan::{Buf, Builder, Kernel};
 use crate::spec::{LlmSpec, Norm};
 
-/// Everything that is said of all norms of a model.
+/// Everything that holds for all norms of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Norms {
     kind: Norm,
@@ -15,7 +15,7 @@ pub struct Norms {
 }
 
 impl Norms {
-    /// Norms of `rows` tokens at a time.
+    /// The norms of a model on `rows` tokens at a time.
     pub fn new(model: &LlmSpec, rows: u64) -> Norms {
         let bias = model.bias && model.norm == Norm::Layer;
         Norms { kind: model.norm, bias, rows, cols: model.hidden, eps: model.rms_eps }
@@ -39,7 +39,7 @@ impl Norms {
         b.compute(label, kernel, &[x, w], &[y]);
     }
 
-    /// dx = residual + the norm's gradient; that of its weight is added to `g`.
+    /// dx = residual + the norm's gradient; the gradient of the norm's weight is added to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(&self, b: &mut Builder, label: &str, x: Buf, [w, g]: [Buf; 2], dy: Buf, residual: Buf, dx: Buf) {
         let Norms { rows, cols, eps, bias, .. } = *self;

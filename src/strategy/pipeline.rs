@@ -42,27 +42,27 @@ pub struct Unit {
     pub microbatch: u32,
 }
 
-/// What a stage does, in program order.
+/// An act of a stage; acts stand in program order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// Asks for the input of a forward unit into a slot of inputs, or for the gradient of a backward unit's
     /// output into a pair of gradients.
     Receive { unit: Unit, slot: u32 },
-    /// Into one of two outputs, or into the input of the unit behind it, on the same stage.
+    /// Runs a forward unit, into one of two outputs, or into the input of the unit behind it on the same stage.
     Forward(Pass),
-    /// From and to a pair of gradients, which layers write by turns; or the first half of it.
+    /// Runs a backward unit, or its first half, from and to a pair of gradients that layers write by turns.
     Backward(Pass),
-    /// A forward and a backward unit of different microbatches, layer by layer by turns.
+    /// Runs a forward and a backward unit of different microbatches, layer by layer by turns.
     Pair { forward: Pass, backward: Pass },
-    /// The gradients of weights of a backward unit that was cut in two.
+    /// Makes the gradients of weights of a backward unit that was cut in two.
     Weights(Pass),
-    /// Sends what units since the last of these have made.
+    /// Sends the results of the units since the last such act.
     Send,
-    /// Waits for what was sent and asked for since the last of these.
+    /// Waits for what was sent and asked for since the last such act.
     Await,
 }
 
-/// When stages pass on what they have computed.
+/// The time at which stages pass on their results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passing {
     /// While others compute: what a stage receives is asked for one unit ahead.
@@ -74,21 +74,22 @@ pub enum Passing {
     Together,
 }
 
-/// A unit with its slots of inputs and of kept activations, and that of its output or the first of its gradients.
+/// A unit with its slots: of its input, of kept activations, and of its output or the first of its gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     pub unit: Unit,
     pub input: u32,
     pub kept: u32,
     pub to: u32,
-    /// A backward unit that is cut in two: every layer's gradient has a slot of its own, for they are wanted again.
+    /// Whether a backward unit is cut in two: every layer's gradient then has a slot of its own, for they are wanted
+    /// again.
     pub halved: bool,
-    /// Of what the first half of a backward unit leaves for the second.
+    /// Slot of what the first half of a backward unit leaves for the second.
     pub left: u32,
 }
 
 impl Pass {
-    /// The slot behind the first that has the gradient when so many layers are done.
+    /// The slot, counted from the first, that has the gradient when `layers` layers are done.
     pub fn done(&self, layers: u32) -> u32 {
         if self.halved { layers } else { layers % 2 }
     }
@@ -103,19 +104,21 @@ pub struct Pipeline {
     /// Layers of each virtual stage.
     pub layers: Vec<u32>,
     pub passing: Passing,
-    /// Forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of the same
-    /// moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one unit.
+    /// Whether forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of
+    /// the same moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one
+    /// unit.
     pub pairs: bool,
-    /// Backward units are cut in two; folded, some of them.
+    /// Whether backward units are cut in two; in a folded pipeline, some of them.
     pub split: bool,
-    /// Each stage has the two chunks that lie on one another where the row of chunks is folded in the middle.
+    /// How the row of chunks is folded in the middle, each stage having the two chunks that lie on one another, if it
+    /// is.
     pub fold: Fold,
-    /// Of all stages, where one follows from the others; made when first asked for.
+    /// The orders of all stages, where one follows from the others; made when first asked for.
     pub orders: OnceLock<Vec<Vec<Next>>>,
     pub tables: OnceLock<Tables>,
 }
 
-/// What hangs on the number of stages alone, and every unit of every stage asks for.
+/// Tables that depend on the number of stages alone, and that every unit of every stage asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tables {
     /// The first layer of each virtual stage.
@@ -124,7 +127,7 @@ pub struct Tables {
     links: [Group; 3],
 }
 
-/// Slots that are taken and given back, those longest free first.
+/// Slots that are taken and given back; the one that was free for the longest is taken first.
 #[derive(Default)]
 struct Slots {
     free: VecDeque<u32>,
@@ -149,13 +152,14 @@ pub struct Flow {
     pub acts: Vec<Act>,
     pub inputs: u32,
     pub kept: u32,
-    /// Of gradients of what layers pass on.
+    /// Slots of the gradients that layers pass on.
     pub gradients: u32,
-    /// Backward units between their halves, at most.
+    /// Slots of what backward units leave between their halves.
     pub left: u32,
 }
 
 impl Pipeline {
+    /// The pipeline of a model. Errors: layers that cannot be spread over the stages as the options ask.
     pub fn new(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pipeline> {
         Ok(Pipeline {
             stages: par.pp,
@@ -164,7 +168,7 @@ impl Pipeline {
             layers: feasible::layers_of_stages(model, par)?,
             passing: match par.options.no_overlap_p2p {
                 true if par.vp == 1 => Passing::Between,
-                // Where a forward unit goes beside a backward one, the CPU alone waits.
+                // Where a forward unit goes beside a backward one only the CPU waits, so that passing stays ahead.
                 true if !par.options.overlap_exchange => Passing::Together,
                 _ => Passing::Ahead,
             },
@@ -176,7 +180,7 @@ impl Pipeline {
         })
     }
 
-    /// Units are written out one by one: there are stages, or pairs.
+    /// Whether units are written out one by one: there are several stages, or pairs.
     pub fn is_staged(&self) -> bool {
         self.stages > 1 || self.pairs
     }
@@ -198,13 +202,13 @@ impl Pipeline {
         if self.is_folded() { 0 } else { self.stages - 1 }
     }
 
-    /// Slots for the gradients of a backward unit's layers: two that layers take in turns, or one for each, where they
-    /// are wanted again.
+    /// Slots for the gradients of a backward unit's layers: two that layers take in turns, or one for each layer where
+    /// the gradients are wanted again.
     fn passes(&self) -> u32 {
         if self.split { self.layers.iter().max().map_or(0, |l| l + 1) } else { 2 }
     }
 
-    /// Which layers of the model a chunk of a stage has.
+    /// The layers of the model that a chunk of a stage has.
     pub fn range(&self, stage: u32, chunk: u32) -> Range<u32> {
         let at = self.virtual_stage(stage, chunk) as usize;
         let first = self.tables().firsts[at];
@@ -228,28 +232,28 @@ impl Pipeline {
         if self.is_folded() && chunk > 0 { 2 * self.stages - 1 - stage } else { chunk * self.stages + stage }
     }
 
-    /// Of the layers `of` of the model, those of a chunk of a stage.
+    /// Number of the layers `of` of the model that a chunk of a stage has.
     pub fn count(&self, stage: u32, chunk: u32, of: &Layers) -> u32 {
         of.within(&self.range(stage, chunk))
     }
 
-    /// Where a chunk's begin among those of its stage.
+    /// Number of the layers `of` that a stage has in the chunks before `chunk`.
     pub fn offset(&self, stage: u32, chunk: u32, of: &Layers) -> u32 {
         (0..chunk).map(|c| self.count(stage, c, of)).sum()
     }
 
-    /// Those of a stage.
+    /// Number of the layers `of` that a stage has.
     pub fn held(&self, stage: u32, of: &Layers) -> u32 {
         self.offset(stage, self.chunks, of)
     }
 
-    /// The most that a chunk has.
+    /// The most layers `of` that a chunk has.
     pub fn longest(&self, of: &Layers) -> u32 {
         let all = (0..self.stages).flat_map(|stage| (0..self.chunks).map(move |chunk| (stage, chunk)));
         all.map(|(stage, chunk)| self.count(stage, chunk, of)).max().unwrap_or(1)
     }
 
-    /// The stage that has a layer, and its place among those of the stage that are of `of`.
+    /// The stage that has a layer, and the layer's place among the layers `of` of that stage.
     pub fn home(&self, layer: u32, of: &Layers) -> (u32, u32) {
         let mut all = (0..self.chunks).flat_map(|chunk| (0..self.stages).map(move |stage| (stage, chunk)));
         let (stage, chunk) = all.find(|&(s, c)| self.range(s, c).contains(&layer)).expect("every layer is in a stage");
@@ -257,7 +261,7 @@ impl Pipeline {
         (stage, self.offset(stage, chunk, of) + before)
     }
 
-    /// Forward units before the first backward unit.
+    /// Number of forward units before the first backward unit.
     fn warm_up(&self, stage: u32) -> u32 {
         let after = self.stages - 1 - stage;
         let all = self.microbatches * self.chunks;
@@ -267,8 +271,8 @@ impl Pipeline {
         })
     }
 
-    /// The k-th forward or backward unit: p microbatches go through a chunk before the next p, or the next
-    /// chunk, do.
+    /// The k-th forward or backward unit: p microbatches go through a chunk before the next p do, or the next chunk
+    /// does.
     fn unit(&self, forward: bool, k: u32) -> Unit {
         if self.chunks == 1 {
             return Unit { forward, chunk: 0, microbatch: k };
@@ -291,8 +295,8 @@ impl Pipeline {
         units
     }
 
-    /// Whether the u-th unit of a stage is the first behind a [`Passing::Together`]: of warm-up and cool-down every one is,
-    /// else every forward unit.
+    /// Whether the u-th unit of a stage is the first behind a [`Passing::Together`]: every unit of warm-up and
+    /// cool-down is, and in between every forward unit.
     fn begins_turn(&self, stage: u32, u: usize) -> bool {
         let (all, warm) = (self.microbatches * self.chunks, self.warm_up(stage));
         let steady = (warm as usize)..(2 * all - warm) as usize;
@@ -305,8 +309,8 @@ impl Pipeline {
         !ends && !self.is_handed(stage, unit)
     }
 
-    /// The units whose inputs are asked for before the u-th runs: its own, and as far ahead as inputs are passed the one
-    /// behind it and the next of its direction.
+    /// The units whose inputs are asked for before the u-th runs: that unit itself and, with inputs passed ahead, the
+    /// unit behind it and the next of its direction.
     fn asked_for(&self, stage: u32, units: &[Unit], u: usize) -> impl Iterator<Item = usize> + use<> {
         let after = Some(u + 1).filter(|&a| a < units.len());
         let next = (u + 1..units.len()).find(|&a| units[a].forward == units[u].forward);
@@ -330,7 +334,7 @@ impl Pipeline {
         let mut held: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
         let mut asked: BTreeMap<Unit, u32> = BTreeMap::new();
         let (mut turn, mut forward) = (0, None);
-        // Gradients on their way to the stage before.
+        // Gradients that were made and leave for the stage before.
         let mut leaving = vec![];
         for (u, &unit) in units.iter().enumerate() {
             if self.passing == Passing::Together && self.begins_turn(stage, u) {
@@ -368,7 +372,7 @@ impl Pipeline {
                     None => Act::Backward(backward),
                 });
                 put_off.push_back(backward);
-                // Behind the last backward unit there is nothing left to put them off for.
+                // Behind the last backward unit the gradients of weights have nothing left to wait for.
                 let most = if !self.split || u + 1 == units.len() { 0 } else { stage as usize };
                 while put_off.len() > most {
                     let over = put_off.pop_front().expect("there are more than none");

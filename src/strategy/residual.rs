@@ -1,4 +1,4 @@
-//! Where the residual stream waits between a layer's forward and its backward pass.
+//! The place where the residual stream waits between a layer's forward and its backward pass.
 //!
 //! Where every layer is computed again, its input is all that is kept of it: a slot a layer on the device. Or in the
 //! host's memory (as ALST does, arXiv:2506.13996):
@@ -15,13 +15,13 @@ use crate::plan::{Arg, Buf, Builder, Dtype, TensorKind, Toward, each};
 #[derive(Clone, Copy)]
 pub struct Residual {
     x: Buf,
-    /// A slot for the input of every layer but the top one.
+    /// Slots in the host's memory for the input of every layer but the top one; `None`: inputs stay on the device.
     host: Option<Buf>,
     layers: u32,
 }
 
 impl Residual {
-    /// Declares the stream of so many layers.
+    /// Declares the stream of `layers` layers.
     pub fn new(b: &mut Builder, shape: &[u64], dtype: Dtype, layers: u32, offload: bool) -> Residual {
         let slots = if offload { 3 } else { layers + 1 };
         let x = b.tensor("x", shape, dtype, TensorKind::Activation, slots);
@@ -29,7 +29,8 @@ impl Residual {
         Residual { x, host, layers }
     }
 
-    /// Of a pipeline, whose stages keep theirs by the microbatch: the one slot of the output of all layers.
+    /// The stream of a pipeline's last stage, where inputs are kept by microbatch: only the slot of the output of all
+    /// layers.
     pub fn of_last_stage(x: Buf) -> Residual {
         Residual { x, host: None, layers: 0 }
     }
@@ -58,7 +59,7 @@ impl Residual {
         each(self.x, first, step, if self.leaves() { 2 } else { self.layers + 1 })
     }
 
-    /// Where these wait in the host's memory.
+    /// The slots in the host's memory where those inputs wait; `None`: they stay on the device.
     pub fn hosts(&self, first: i32, step: i32) -> Option<Arg> {
         self.host.map(|host| each(host, first, step, self.layers - 1))
     }

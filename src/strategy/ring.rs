@@ -4,11 +4,12 @@
 //! ```text
 //! step i:  KV hop to the next rank  |  attention of my queries with the KV of rank r-i, merge
 //! ```
-//! How the outputs of the blocks become one is [`ring_merge`], and which way the gradients travel is a file
-//! each: [`ring_follow`], [`ring_reverse`], [`ring_burst`]; [`double_ring`] is a ring of rings. All work for any layout of the sequence: blocks
-//! that the mask empties are skipped, and what only passes through a rank is still passed on. Where a window leaves
-//! nobody anything to see so far back, the ring stops ([`Ring::is_cut`]); documents do not stop it: they are others in every
-//! step, and libraries send all the way round (github:zhuzilin/ring-flash-attention, `ring_flash_attn_varlen.py`).
+//! How the outputs of the blocks become one is [`ring_merge`], and each way for the gradients to travel has a file:
+//! [`ring_follow`], [`ring_reverse`], [`ring_burst`]; [`double_ring`] is a ring of rings. All of them work for any
+//! layout of the sequence: blocks that the mask empties are skipped, and KV that only passes through a rank is still
+//! passed on. Where a window leaves nobody anything to see so far back, the ring stops ([`Ring::is_cut`]); documents do
+//! not stop it: they are others in every step, and libraries send all the way round
+//! (github:zhuzilin/ring-flash-attention, `ring_flash_attn_varlen.py`).
 
 use super::attention::{Saved, Shape};
 use super::{double_ring, ring_burst, ring_follow, ring_merge, ring_reverse};
@@ -19,7 +20,7 @@ use crate::spec::{Options, RingBackward, RingLayout, RingMerge};
 #[derive(Debug, Clone)]
 pub struct Ring {
     pub shape: Shape,
-    /// At least 2.
+    /// Ranks of the ring, at least 2.
     pub ranks: u32,
     /// Steps in which some rank sees keys: no more than `ranks`.
     pub steps: u32,
@@ -27,9 +28,10 @@ pub struct Ring {
     pub options: Options,
 }
 
-/// Steps of a ring in which some rank may see keys: as many as ranks, but fewer where each has one run of the sequence, and
-/// a window ends before it does: a query at the start of its run then sees keys of so many runs before it. Those of zigzag
-/// and stripe have their nearest on both sides of the ring, or everywhere, and a ring of rings is not cut.
+/// Steps of a ring in which some rank may see keys. They are as many as ranks, but fewer where each rank has one run of
+/// the sequence and a window ends before the ring does: a query at the start of its run then sees keys of some runs
+/// before it. In zigzag and stripe layouts the nearest keys are on both sides of the ring, or everywhere; and a ring of
+/// rings is not cut.
 fn steps(shape: &Shape, ranks: u32, options: Options) -> u32 {
     let (mask, run) = (&shape.block.mask, shape.seq.max(1));
     let whole = options.layout == RingLayout::Contiguous && !options.per_document;
@@ -47,7 +49,7 @@ pub struct Scratch {
     /// KV of other ranks.
     pub kv: Buf,
     merge: ring_merge::Scratch,
-    /// Of the backward pass; of both where there are two rings.
+    /// Buffers of the backward pass; for two rings, of both passes.
     grads: Grads,
 }
 
@@ -63,7 +65,7 @@ impl Ring {
         Ring { steps: steps(&shape, ranks, options), shape, ranks, engine, options }
     }
 
-    /// Nobody sees keys of so far back, and what went there comes home in one hop.
+    /// Whether the ring is cut: nobody sees keys from further back, and gradients come home in one hop.
     pub fn is_cut(&self) -> bool {
         self.steps < self.ranks
     }
@@ -109,12 +111,12 @@ impl Ring {
         }
     }
 
-    /// What a kernel's block output is kept in: one that is added to within a kernel is not rounded before.
+    /// Dtype of a kernel's block output: an output that is added to within a kernel is not rounded before.
     pub fn block_dtype(&self) -> Dtype {
         if self.in_kernel() { self.shape.acc } else { self.shape.dtype }
     }
 
-    /// Kernels add to running sums themselves.
+    /// Whether kernels add to running sums themselves.
     pub fn in_kernel(&self) -> bool {
         self.options.merge == RingMerge::InKernel
     }
@@ -125,20 +127,20 @@ impl Ring {
         AttnBlock { q: own.q.shifted(Axis::Cp, -q), kv: own.kv.shifted(Axis::Cp, -kv), ..own.clone() }
     }
 
-    /// Sends the first of each pair `by` ranks on and receives the second, all in one group. What is under
-    /// way at the same time needs a communicator each, told apart by `index`.
+    /// Sends the first of each pair `by` ranks on and receives the second, all in one group of messages. Messages that
+    /// are under way at the same time need a communicator each, told apart by `index`.
     pub fn hop(&self, b: &mut Builder, label: &str, index: u8, by: i32, pairs: &[(Buf, Buf)], step: u32) {
         self.hop_in(b, label, (&Group::axes(&[Axis::Cp]), index), by, pairs, step);
     }
 
-    /// The same along any group of the ring's ranks.
+    /// [`hop`](Ring::hop) along any group of the ring's ranks.
     pub fn hop_in(&self, b: &mut Builder, label: &str, on: (&Group, u8), by: i32, pairs: &[(Buf, Buf)], step: u32) {
         let (group, index) = if self.options.one_comm { (on.0, 0) } else { on };
         b.hops(label, Via { group, index, engine: self.engine }, by, pairs, step);
     }
 
-    /// KV, or its gradient, as the messages it travels in. K and V lie token by token here, so that two
-    /// messages are the halves of the tokens: as many, and as large, as K and V apart.
+    /// The messages in which KV, or its gradient, travels. K and V lie token by token here, so that two messages are
+    /// the halves of the tokens: as many, and as large, as K and V apart.
     pub fn messages(&self, from: Buf, to: Buf) -> Vec<(Buf, Buf)> {
         let (half, all) = (self.shape.rows() / 2, self.shape.rows());
         match self.options.kv_in_two {
@@ -147,15 +149,15 @@ impl Ring {
         }
     }
 
-    /// Passes the KV of step `i` on, unless it was the last.
+    /// Passes the KV of step `i` on to the next rank, unless it was the last step.
     pub fn pass_kv(&self, b: &mut Builder, i: u32, held: impl Fn(u32) -> Buf) {
         if i + 1 < self.steps {
             self.hop(b, &format!("kv_hop.{i}"), 0, 1, &self.messages(held(i), held(i + 1)), i);
         }
     }
 
-    /// The KV that is here in step `i` of the forward pass. Hop 0 sends the rank's own, so that no copy of it is
-    /// made; the last to come may be what the backward pass begins with.
+    /// The buffer of the KV that is here in step `i` of the forward pass. Hop 0 sends the rank's own KV, so that no
+    /// copy of it is made; the KV that comes last may be what the backward pass begins with.
     fn held(&self, s: &Scratch, io: Saved, i: u32) -> Buf {
         match io.kv_last {
             _ if i == 0 => io.kv,
@@ -188,7 +190,7 @@ impl Ring {
         }
     }
 
-    /// The gradients of the block of step `i` into `to`; with `onto` those of that side are added there.
+    /// Makes the gradients of the block of step `i`, into `to`; with `onto` the gradients of that side are added there.
     pub fn block_bwd(
         &self,
         b: &mut Builder,

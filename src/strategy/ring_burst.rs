@@ -1,6 +1,6 @@
-//! A ring's backward pass as in BurstAttention (Sun et al., arXiv:2403.09347): K and V stay, and what belongs to
-//! a query travels: q, the gradient of its output, log-sum-exp and delta. dQ follows one step behind in
-//! the model's dtype and comes home after P hops; dK and dV are summed where they are.
+//! A ring's backward pass as in BurstAttention (Sun et al., arXiv:2403.09347): K and V stay, and the queries' side
+//! travels: q, the gradient of its output, log-sum-exp and delta. dQ follows one step behind in the model's dtype and
+//! comes home after P hops; dK and dV are summed where they are.
 //!
 //! A ring that is cut turns the other way: queries go to the keys before them, and dQ home in one hop.
 //!
@@ -13,7 +13,7 @@ use crate::plan::{Buf, Builder, Side, TensorKind};
 
 pub struct Scratch {
     delta: Buf,
-    /// q, do, lse, delta of other ranks.
+    /// q, do, lse and delta of other ranks.
     bundle: [Buf; 4],
     dq_block: Buf,
     dkv_block: Buf,
@@ -65,8 +65,8 @@ impl Scratch {
         (self.dq.slot(if steps == 1 { 0 } else { steps % 2 }), self.dkv)
     }
 
-    /// The gradients of the block of step `i`, queries having come that `way`, added to the sums. The first, whole
-    /// because it is the diagonal, starts them.
+    /// Adds the gradients of the block of step `i` to the sums, queries having come that `way`. The first block, whole
+    /// because it is the diagonal, starts the sums.
     fn step(&self, ring: &Ring, b: &mut Builder, (i, way): (u32, i32), reads: &[Buf; 5]) {
         let (block, dq) = (ring.block(way * i as i32, 0), self.dq.slot(i % 2));
         let dkv_part = if ring.in_kernel() { self.dkv } else { self.dkv_block };

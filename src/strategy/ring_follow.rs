@@ -11,7 +11,7 @@ pub struct Scratch {
     dq_block: Buf,
     dkv_block: Buf,
     pub dq: Buf,
-    /// dKV under way, alternating; a double ring alternates between windows, too.
+    /// dKV under way, two slots in turns; in a double ring windows take turns, too.
     pub dkv: Buf,
 }
 
@@ -43,7 +43,7 @@ impl Scratch {
         for i in 0..steps {
             ring.pass_kv(b, i, held);
             self.step(ring, b, i, self.dkv.slot(i % 2), &[io.q, held(i), d_o, io.lse(), self.delta]);
-            // One step behind the KV it belongs to, and one hop more: dKV has to come home.
+            // dKV goes one step behind the KV it belongs to, and one hop more: it has to come home.
             let [here, next] = [i, i + 1].map(|i| self.dkv.slot(i % 2));
             if let Some(by) = onward(ring, i) {
                 ring.hop(b, &format!("dkv_hop.{i}"), 1, by, &ring.messages(here, next), i);
@@ -52,8 +52,8 @@ impl Scratch {
         (self.dq, self.dkv.slot(if steps == 1 { 0 } else { steps % 2 }))
     }
 
-    /// The gradients of the block of step `i`, added to the sums, `dkv` being that of its KV. The first, whole
-    /// because it is the diagonal, starts them.
+    /// Adds the gradients of the block of step `i` to the sums, `dkv` being that of its KV. The first block, whole
+    /// because it is the diagonal, starts the sums.
     pub fn step(&self, ring: &Ring, b: &mut Builder, i: u32, dkv: Buf, reads: &[Buf; 5]) {
         let block = ring.block_of_step(i);
         let part = match (ring.in_kernel(), i) {
@@ -74,7 +74,8 @@ impl Scratch {
     }
 }
 
-/// How far a sum goes on behind step `i`: to the next rank, and from the last step home. None where it never left.
+/// The distance that a sum goes on behind step `i`: to the next rank, and from the last step home; `None` where it
+/// never left.
 pub fn onward(ring: &Ring, i: u32) -> Option<i32> {
     let last = ring.steps - 1;
     match i == last {

@@ -1,4 +1,4 @@
-//! How the outputs of a ring's blocks become one, by their log-sum-exps.
+//! The ways in which the outputs of a ring's blocks become one, by their log-sum-exps.
 //!
 //! * each step: a block's output in the model's dtype is merged into a running one (zhuzilin/ring-flash-attention)
 //! * at the end: every block's output is kept; log-sum-exps are summed on the way (TransformerEngine)
@@ -27,7 +27,7 @@ impl Scratch {
         }
     }
 
-    /// Attention of step `i`, and what is merged at once.
+    /// Runs the attention of step `i`, with the merging that comes at once.
     pub fn step(&self, ring: &Ring, b: &mut Builder, io: Saved, kv: Buf, i: u32) {
         let block = ring.block_of_step(i);
         let running = [self.o_acc, io.lse()];
@@ -59,7 +59,7 @@ impl Scratch {
         }
     }
 
-    /// The running output, or all that were kept, to the output.
+    /// Makes the output of the running one, or of all block outputs that were kept.
     pub fn finish(&self, ring: &Ring, b: &mut Builder, io: Saved) {
         let [rows, row] = ring.o_shape();
         if ring.options.merge != RingMerge::AtEnd {

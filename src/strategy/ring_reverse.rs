@@ -17,9 +17,9 @@ pub struct Scratch {
     dq_block: Buf,
     dkv_block: Buf,
     dq: Buf,
-    /// KV, then dKV.
+    /// Buffers of a message: KV, then dKV.
     wire: Buf,
-    /// My own dKV.
+    /// The dKV of the rank's own KV.
     dkv: Buf,
 }
 
@@ -38,22 +38,22 @@ impl Scratch {
         }
     }
 
-    /// The KV of step `i`.
+    /// The buffer of the KV of step `i`.
     fn kv(&self, ring: &Ring, io: Saved, i: u32) -> Buf {
         match i {
-            // Its own, where a ring is cut behind the diagonal.
+            // That is the rank's own KV where a ring is cut behind the diagonal.
             0 => io.kv_last.unwrap_or(io.kv),
             _ => self.wire.slot(i % 2).rows(0, ring.shape.rows()),
         }
     }
 
-    /// Where dKV of the KV of step `i` is summed: where it is received, beside the KV of the next step.
+    /// The buffer in which dKV of the KV of step `i` is summed: where it is received, beside the KV of the next step.
     fn dkv(&self, ring: &Ring, i: u32) -> Buf {
         let n = ring.shape.rows();
         if i + 1 == ring.steps { self.dkv } else { self.wire.slot((i + 1) % 2).rows(n, 2 * n) }
     }
 
-    /// The message of step `i`: KV alone at first, and dKV alone at last.
+    /// Passes on the message of step `i`: KV alone at first, and dKV alone at last.
     fn hop(&self, ring: &Ring, b: &mut Builder, io: Saved, i: u32) {
         let whole = |i: u32| self.wire.slot(i % 2);
         let (what, pair) = match i {

@@ -4,12 +4,12 @@
 //! forward   gather layer i+1   | layer i
 //! backward  gather layer i-1   | layer i, its gradient scattered behind it | the sum of layer i+1 added
 //! ```
-//! What a body knows of its layers comes as [`Run`]s: a whole model's in a [`microbatch`](self::microbatch), a chunk's
-//! in a stage of a pipeline. The sum of a layer is added one layer later, when it has come; that of the last layer of
-//! a pass is left to who called for the pass.
+//! The layers of a body are given as [`Run`]s: those of a whole model in a [`microbatch`](self::microbatch), those of a
+//! chunk in a stage of a pipeline. The sum of a layer is added one layer later, when it has come; adding that of the
+//! last layer of a pass is left to the caller.
 //!
-//! With `copy-shards` what is gathered lands in a buffer of its own, from which the layer copies it before all else, and
-//! a gradient is copied to the buffer that it is scattered from.
+//! With `copy-shards` gathered weights land in a buffer of their own, from which the layer copies them before all else,
+//! and a gradient is copied to the buffer that it is scattered from.
 
 mod microbatch;
 
@@ -24,43 +24,43 @@ use std::collections::BTreeMap;
 pub struct Run {
     pub kind: usize,
     pub label: String,
-    /// The first of the pass among those of its kind that the body knows, how many follow it, itself included, and
-    /// how many the body knows.
+    /// The first layer of the pass among those of its kind that the body has; how many follow it, itself included; and
+    /// how many of the kind the body has.
     pub at: u32,
     pub count: u32,
     pub of: u32,
-    /// What their blocks take besides weights and gradients.
+    /// Arguments of their blocks besides weights and gradients.
     pub rest: Vec<Arg>,
-    /// Where inputs travel between the device and the host: what the copies take.
+    /// Arguments of the copies, where inputs travel between the device and the host; else empty.
     pub hosts: Vec<Arg>,
 }
 
-/// What a rank keeps of the layers of a kind, as tensors or as formals of a body.
+/// The buffers that a rank keeps of the layers of a kind, as tensors or as formals of a body.
 #[derive(Clone, Copy)]
 pub struct Sites {
     pub weights: Flats,
     pub gradients: Flats,
-    /// Where sums behind the last microbatch land.
+    /// The buffers in which sums behind the last microbatch land; `None` where gradients are not summed there.
     pub sums: Option<Flats>,
 }
 
-/// What a block of a layer does besides the layer.
+/// The tasks of a layer's block besides the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     kind: usize,
     microbatch: u32,
     forward: bool,
-    /// The weights of the layer that comes next in the pass are gathered.
+    /// Whether it gathers the weights of the layer that comes next in the pass.
     gathers: bool,
-    /// The sum of the layer before is added to the share.
+    /// Whether it adds the sum of the layer before to the share.
     adds: bool,
-    /// An input leaves for the host's memory, or comes back.
+    /// Whether an input leaves for the host's memory, or comes back.
     travels: bool,
-    /// Gradients are whole behind it, and shared out.
+    /// Whether gradients are whole behind it, and shared out.
     sums: bool,
 }
 
-/// Every block that was written, by what it does.
+/// The blocks that were written, by their tasks.
 pub type Blocks = BTreeMap<Variant, BlockId>;
 
 /// A pass through layers, being written.
@@ -69,16 +69,16 @@ pub struct Passing<'s> {
     pub kinds: &'s [Kind],
     pub ranks: [&'s DataParallel; 2],
     pub blocks: &'s mut Blocks,
-    /// By kind.
+    /// The buffers of each kind's layers; `None` for a kind that the body has no layers of.
     pub sites: Vec<Option<Sites>>,
-    /// Layers that there is room for while they are whole.
+    /// Layers whose weights, or gradients, there is room for while they are whole.
     pub room: u32,
     pub microbatch: u32,
-    /// Gradients that have added up whole are shared out in this pass.
+    /// Whether gradients that have added up whole are shared out in this pass.
     pub sums: bool,
 }
 
-/// One of a layer's flat tensors, and where its parts are.
+/// One of a layer's flat tensors, and the buffers of its parts.
 struct Part<'s> {
     ranks: &'s DataParallel,
     flat: &'s FlatWeights,
@@ -93,7 +93,7 @@ impl Part<'_> {
         scatters(self.ranks, sums)
     }
 
-    /// Its weights where kernels read them, from a layer on.
+    /// The argument for the weights where kernels read them, in a walk from a layer on.
     fn whole(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
         match self.ranks.shares_weights() {
             true => each(self.flat.weight, at, step, self.ranks.in_use(room)),
@@ -101,12 +101,12 @@ impl Part<'_> {
         }
     }
 
-    /// Where they come in when they are gathered, from a layer on.
+    /// The argument for the buffers in which gathered weights come in, in a walk from a layer on.
     fn comes_in(&self, room: u32, at: i32, step: i32) -> Arg {
         each(self.flat.landing.unwrap_or(self.flat.weight), at, step, room)
     }
 
-    /// Its gradient where kernels add to it.
+    /// The argument for the gradient where kernels add to it.
     fn adds_up(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
         match self.ranks.shares_gradients() {
             true => each(self.flat.grad, at, step, self.ranks.in_use(room)),
@@ -114,7 +114,7 @@ impl Part<'_> {
         }
     }
 
-    /// Where the sum over the ranks lands.
+    /// The argument for the buffers in which the sum over the ranks lands.
     fn lands(&self, at: i32, step: i32, of: u32) -> Arg {
         match (self.ranks.shares_gradients(), self.ranks.partials(self.flat)) {
             (true, Some((partial, slots))) => each(partial, at, step, slots),
@@ -125,7 +125,7 @@ impl Part<'_> {
 }
 
 impl Run {
-    /// What its blocks take from the layer `skip` behind its first on.
+    /// The arguments of its blocks, from the layer `skip` behind its first on.
     fn rest(&self, skip: u32) -> impl Iterator<Item = Arg> + '_ {
         self.rest.iter().map(move |arg| shifted(arg, skip))
     }
@@ -135,7 +135,7 @@ impl Run {
     }
 }
 
-/// What the iteration `by` later binds first.
+/// The argument whose first iteration binds what `arg` binds in iteration `by`.
 fn shifted(arg: &Arg, by: u32) -> Arg {
     match *arg {
         Arg::Each { tensor, first, step, of } => Arg::Each { tensor, first: first + by as i32 * step, step, of },
@@ -143,10 +143,10 @@ fn shifted(arg: &Arg, by: u32) -> Arg {
     }
 }
 
-/// Some layers of a run that one call is for.
+/// Some layers of a run that one call goes through.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// Behind the first of the run.
+    /// Layers of the run before the first one.
     skip: u32,
     count: u32,
     gathers: bool,
@@ -169,12 +169,12 @@ impl<'s> Passing<'s> {
         (0..2).filter_map(part).collect()
     }
 
-    /// Whether the next layer's weights come while one is computed.
+    /// Layers that are gathered ahead: 1 where the next layer's weights come while one is computed, else 0.
     fn ahead(&self) -> u32 {
         u32::from(self.room > 1)
     }
 
-    /// Makes the weights of one layer of a run whole.
+    /// Gathers the weights of one layer of a run.
     fn gather(&mut self, run: &Run, skip: u32, forward: bool) {
         let at = if forward { run.at + skip } else { run.at - skip };
         let (what, kind) = (if forward { "gather" } else { "regather" }, &self.kinds[run.kind].prefix);
@@ -184,7 +184,8 @@ impl<'s> Passing<'s> {
         }
     }
 
-    /// Through layers whose weights come and go; what `last` writes stands before the last of them.
+    /// Writes the way forward through layers whose weights come and go; ops that `last` writes stand before the last
+    /// layer.
     pub fn forward(&mut self, runs: &[Run], mut last: impl FnMut(&mut Builder)) {
         let ahead = self.ahead();
         if ahead > 0 {
@@ -207,7 +208,7 @@ impl<'s> Passing<'s> {
         }
     }
 
-    /// And back. What is left to be added is the sum of the last layer.
+    /// Writes the way back. The sum of the last layer is left to be added.
     pub fn backward(&mut self, runs: &[Run]) {
         let (gathers, ahead) = (self.ranks[0].shares_weights(), self.ahead());
         if gathers && ahead > 0 {
@@ -230,7 +231,7 @@ impl<'s> Passing<'s> {
         }
     }
 
-    /// The first layer of a run adds nothing, and its last one gathers nothing.
+    /// Cuts a run into pieces: its first layer adds nothing, and its last one gathers nothing.
     fn pieces(&self, run: &Run) -> Vec<Piece> {
         let (gathers, adds) = (self.ranks[0].shares_weights(), self.ranks[0].accumulates());
         let mut pieces: Vec<Piece> = vec![];
@@ -315,7 +316,8 @@ impl<'s> Passing<'s> {
         block
     }
 
-    /// A layer's forward pass while another's weights are gathered, behind the copy of its own if they came elsewhere.
+    /// Writes a block with a layer's forward pass while another's weights are gathered, behind the copy of its own
+    /// weights if they came in elsewhere.
     fn forward_block(&mut self, of: Variant, layer: BlockId) -> BlockId {
         let kind = &self.kinds[of.kind];
         let shared = shared_parts(self.ranks, kind);
@@ -337,8 +339,8 @@ impl<'s> Passing<'s> {
         b.close()
     }
 
-    /// A layer's backward pass: first the weights of the layer before it are asked for, last its gradient is
-    /// scattered and what came of the layer behind it is added.
+    /// Writes a block with a layer's backward pass: first it asks for the weights of the layer before it, last it
+    /// scatters its gradient and adds the sum of the layer behind it, which has come.
     fn backward_block(&mut self, of: Variant, layer: BlockId) -> BlockId {
         let kind = &self.kinds[of.kind];
         let shared = shared_parts(self.ranks, kind);
@@ -393,17 +395,17 @@ impl<'s> Passing<'s> {
     }
 }
 
-/// Whether a gradient is shared out behind a layer.
+/// Whether a gradient is shared out behind its layer.
 fn scatters(ranks: &DataParallel, sums: bool) -> bool {
     ranks.shares_gradients() || (sums && ranks.ranks > 1)
 }
 
-/// A slot of a tensor or of a formal, counted from the one that is named.
+/// A slot `by` slots behind the one that a buffer names.
 fn shift(buf: Buf, by: u32) -> Buf {
     buf.slot(buf.slot + by)
 }
 
-/// Of a kind's flat tensors those of which nobody keeps all weights.
+/// The flat tensors of a kind whose weights no rank keeps whole.
 fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &'k Kind) -> Vec<Shared<'k>> {
     let all = [("", Some(&kind.flat)), ("expert_", kind.experts.as_ref())];
     all.into_iter()
@@ -413,15 +415,16 @@ fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &'k Kind) -> Vec<Shared<
         .collect()
 }
 
-/// What they are called before their names, who shares them out, and what there is of them.
+/// A flat tensor: the prefix of its names, the ranks that share it out, and its buffers.
 type Shared<'k> = (&'static str, &'k DataParallel, &'k FlatWeights);
 
-/// Where the weights of the layer of a block come in, if that is elsewhere than where kernels read them.
+/// Formals for the buffers in which the weights of the block's layer come in; `None` where they come in where kernels
+/// read them.
 fn formal_landings(b: &mut Builder, parts: &[Shared]) -> Vec<Option<Buf>> {
     parts.iter().map(|(prefix, _, flat)| flat.landing.map(|_| b.formal(&format!("{prefix}w_in")))).collect()
 }
 
-/// Copies them from there.
+/// Copies weights from the buffers in which they came in to where kernels read them.
 fn copy_out(b: &mut Builder, parts: &[Shared], landings: &[Option<Buf>], w: Flats) {
     for ((prefix, ranks, flat), landing) in parts.iter().zip(landings) {
         if let Some(landing) = *landing {

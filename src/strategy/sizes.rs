@@ -1,4 +1,4 @@
-//! Plans of which only sizes are kept, and how more microbatches change them.
+//! Plans of which only sizes are kept, and how further microbatches change them.
 
 use super::step::flops_of;
 use crate::plan::print::Prints;
@@ -6,7 +6,7 @@ use crate::plan::structure::is_of_microbatches;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Workload};
 
-/// A plan of which only sizes were kept, and numbers for all the rest of it.
+/// A plan of which only sizes were kept, and numbers for everything else about it.
 pub struct Sizes {
     /// Every tensor and every op, but no names, no weights by name, and kernels without their buffers.
     pub plan: Plan,
@@ -14,14 +14,14 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// How many of its microbatches are alike: all but the last, where one block stands for them and has no others
-    /// beside it. None where the plan has it another way.
+    /// Number of its microbatches that are alike: all but the last, where one block stands for them and the call has no
+    /// others beside it. `None` where the plan has microbatches in another way.
     pub fn alike(&mut self) -> Option<u32> {
         self.microbatches().map(|(_, repeat)| *repeat)
     }
 
-    /// Makes them those of a plan with `more` microbatches, the workload now being `work`: there are slots for more
-    /// inputs, and one call has more iterations. Nothing else of a plan hangs on how many there are once three are alike.
+    /// Makes the sizes those of a plan with `more` microbatches, whose workload is `work`: there are slots for more
+    /// inputs, and one call has more iterations. Nothing else of a plan depends on their number once three are alike.
     ///
     /// Panics if fewer are alike.
     pub fn lengthen(&mut self, model: &LlmSpec, work: &Workload, more: u32) {

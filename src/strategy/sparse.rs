@@ -19,26 +19,26 @@ use crate::spec::{IndexerSpec, LlmSpec, Mask, MlaSpec, Parallelism, Recompute, W
 /// Latent attention to the keys that an indexer chooses.
 #[derive(Debug, Clone)]
 pub struct Sparse {
-    /// Queries of this rank, absorbed, against the one key of the whole sequence.
+    /// The sizes of attention: absorbed queries of this rank against the one key of the whole sequence.
     pub shape: Shape,
     indexer: IndexerSpec,
     ranks: u32,
     engine: Engine,
-    /// Of products of queries and keys.
+    /// Factor of products of queries and keys.
     scale: f64,
-    /// What the divergence of one query counts.
+    /// The weight of one query's divergence in the indexer's loss.
     part: f64,
     fp8: bool,
-    /// Where attention runs again, the choice is kept.
+    /// Whether the choice is kept, where attention runs again.
     keeps_choice: bool,
 }
 
-/// What the indexer is given and makes, kept for the backward pass.
+/// The buffers that the indexer is given and makes, kept for the backward pass.
 #[derive(Clone, Copy)]
 pub struct Index {
     pub q: Buf,
     pub k: Buf,
-    /// Weights of its heads.
+    /// Weights of the indexer's heads.
     pub w: Buf,
     pub chosen: Buf,
 }
@@ -50,10 +50,10 @@ impl Index {
     }
 }
 
-/// The name of index queries.
+/// The name of the tensor of index queries.
 pub const INDEX_Q: &str = "index_q";
 
-/// Rows of all ranks: as they come, and in order if that is another.
+/// Rows of all ranks: as they come, and in the order of the sequence if that is another.
 struct Gathered {
     apart: Buf,
     ordered: Option<Buf>,
@@ -61,7 +61,7 @@ struct Gathered {
     name: &'static str,
 }
 
-/// Gradients of the rows of all ranks, in order and as they go home.
+/// Gradients of the rows of all ranks: in the order of the sequence, and as they go home if that is another.
 struct Home {
     all: Buf,
     apart: Option<Buf>,
@@ -80,7 +80,7 @@ pub struct Scratch {
 }
 
 impl Sparse {
-    /// As `shape`, of heads that are not absorbed, says where queries stand.
+    /// Attention to the keys of all ranks; `shape`, of heads that are not absorbed, says which queries the rank has.
     pub fn new(
         shape: &Shape,
         (mla, indexer): (MlaSpec, IndexerSpec),
@@ -113,7 +113,8 @@ impl Sparse {
         self.shape.block.head_dim
     }
 
-    /// Room for what the indexer is given and makes; `declare` is told name, rows, elements of a row and dtype.
+    /// Declares buffers for what the indexer is given and makes; `declare` is told name, rows, elements of a row and
+    /// dtype.
     pub fn index(&self, mut declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> Index {
         let (n, i, dtype) = (self.shape.rows(), self.indexer, self.shape.dtype);
         Index {
@@ -198,7 +199,7 @@ impl Sparse {
         self.collective(b, &format!("{}_gather", to.name), CollectiveKind::AllGather, own, to.apart);
     }
 
-    /// What was gathered, in the order of the sequence.
+    /// The rows that were gathered, in the order of the sequence.
     fn ordered(&self, b: &mut Builder, of: &Gathered) -> Buf {
         let Some(ordered) = of.ordered else { return of.apart };
         self.reorder(b, &format!("{}_reorder", of.name), of.cols, false, [of.apart, ordered]);
@@ -214,7 +215,7 @@ impl Sparse {
         self.collective(b, &format!("d_{name}_scatter"), CollectiveKind::ReduceScatter, src, own);
     }
 
-    /// o, lse from q and kv, and the keys that are chosen; `again` for the backward pass.
+    /// Makes o and lse from q and kv, and chooses the keys; `again`: it is run once more for the backward pass.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved, again: bool) {
         let index = io.index();
         let chooses = !(again && self.keeps_choice);
@@ -235,7 +236,7 @@ impl Sparse {
         b.compute("sparse_attention", kernel, &[io.q, kv, index.chosen], &[io.o, io.lse()]);
     }
 
-    /// dq, dkv from the gradient of o; those of the indexer are in [`Scratch::d_index`].
+    /// Makes dq and dkv from the gradient of o; the gradients of the indexer are in [`Scratch::d_index`].
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
         let index = io.index();
         if let Some(([kv, keys], _)) = &s.others {

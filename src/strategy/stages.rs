@@ -24,15 +24,15 @@ use pair::{Key, Pairs};
 use parts::Parts;
 use std::collections::BTreeMap;
 
-/// The layers of a chunk, those alike together.
+/// The layers of a chunk, in stretches of one kind each.
 type Chain = Vec<Stretch>;
 
-/// What a chunk calls.
+/// The blocks of a chunk.
 #[derive(Clone, Copy)]
 struct Chunk {
     forward: BlockId,
     backward: BlockId,
-    /// With the sums of the gradients.
+    /// The backward pass with the sums of the gradients behind it.
     last: BlockId,
     halves: Option<Halves>,
 }
@@ -41,28 +41,29 @@ struct Chunk {
 pub struct Staged<'s, 'a> {
     step: &'s mut Step<'a>,
     flows: Vec<Flow>,
-    /// By the layers that they have, and by the microbatch where the rows of each go other ways.
+    /// The blocks of chunks, by the layers that they have, and by the microbatch where the rows of each go other ways.
     chunks: BTreeMap<Key, Chunk>,
     pairs: Pairs,
     embed: [BlockId; 2],
     head: BlockId,
-    /// Inputs of chunks, and those of the other layers of a chunk, by microbatch in flight.
+    /// Inputs of chunks, and inputs of the other layers of a chunk, by microbatch in flight.
     input: Buf,
     inner: Buf,
     /// Outputs of chunks on their way to the next stage.
     output: Buf,
-    /// Gradients of the inputs and of the outputs of layers, by the unit.
+    /// Gradients of the inputs and of the outputs of layers, by unit.
     dx: Buf,
     /// Layers of the longest chunk.
     longest: u32,
-    /// Where a tensor-parallel rank passes on its own rows alone.
+    /// The buffers with which a tensor-parallel rank passes on its own rows alone; `None` where it passes on all rows.
     parts: Option<Parts>,
-    /// What was sent since the unit before.
+    /// Buffers that were sent since the unit before.
     sent: Vec<Buf>,
-    /// The GPU computes nothing more before the gradient that it is called with has come; where layers are
-    /// computed again.
+    /// A block behind which the GPU computes nothing before the gradient that it is called with has come, where layers
+    /// are computed again; else `None`.
     has_come: Option<BlockId>,
-    /// What is made and not sent, and what is asked for and not waited for, where stages pass on [`Passing::Together`].
+    /// Results that are made and not sent, and buffers that are asked for and not waited for, where stages pass on
+    /// [`Passing::Together`].
     made: Vec<(Unit, Buf)>,
     coming: Vec<Buf>,
     /// The unit whose last sums are not added to their shares yet.
@@ -173,7 +174,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         (self.chain(stage, unit.chunk), unit.microbatch.min(self.step.variants() - 1))
     }
 
-    /// What `of` names of each kind that a chunk has layers of, from the first of them on, as arguments.
+    /// The arguments that `of` names for each kind that a chunk has layers of, from the first of these on.
     fn args(&self, stage: u32, chunk: u32, of: impl Fn(&Kind) -> Flats) -> Vec<Arg> {
         let pipe = &self.step.pipe;
         let kinds = self.step.kinds.iter().filter(|kind| pipe.count(stage, chunk, &kind.layers) > 0);
@@ -244,13 +245,13 @@ impl<'s, 'a> Staged<'s, 'a> {
         Program { name: format!("stage.{stage}"), ops: self.step.b.finish() }
     }
 
-    /// Names what passes between virtual stages: a microbatch and the virtual stage that it comes to.
+    /// The tag of a message between virtual stages: a microbatch and the virtual stage that it comes to.
     fn tag(&self, stage: u32, unit: Unit) -> u32 {
         let pipe = &self.step.pipe;
         (unit.microbatch * pipe.chunks + unit.chunk) * pipe.stages + stage
     }
 
-    /// The communicator of what a unit passes on, on its link: one for each chunk and direction, where stages are folded.
+    /// The communicator of a unit's result on its link: one for each chunk and direction where stages are folded.
     fn lane_of(&self, unit: Unit) -> (&'static str, u8) {
         let chunk = if self.step.pipe.is_folded() { unit.chunk as u8 } else { 0 };
         if unit.forward { ("x", 3 * chunk) } else { ("dx", 3 * chunk + 1) }
@@ -305,8 +306,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.sent.push(src);
     }
 
-    /// Before a unit begins: what it was sent has come, and what was sent before it has gone, where nobody
-    /// computes meanwhile; and all rows of it are in `input`, the unit's slot `slot`.
+    /// Waits before a unit begins: where nobody computes meanwhile, what was sent to the unit has come, and what was
+    /// sent before it has gone; and all rows of its input are in `input`, slot `slot`.
     fn passed(&mut self, stage: u32, unit: Unit, slot: u32, input: Buf) {
         let receives = self.step.pipe.receives(stage, unit);
         let coming = self.parts.as_ref().map_or(input, |parts| parts.coming(unit.forward, slot));
@@ -334,12 +335,12 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    /// GPU and CPU wait for what has come and for what has gone.
+    /// Has GPU and CPU wait until `come` has come and `gone` has gone.
     fn wait_for(&mut self, come: Vec<Buf>, gone: Vec<Buf>) {
         self.step.wait("passed", come, gone, self.parts_of_rows());
     }
 
-    /// Ranks that each pass on a part of the rows.
+    /// Number of ranks that each pass on a part of the rows.
     fn parts_of_rows(&self) -> u64 {
         if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 }
     }
@@ -376,7 +377,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.step.pipe.range(stage, unit.chunk).is_empty()
     }
 
-    /// What a forward unit is given; where nothing but the head is left, the hidden states by turns.
+    /// The input of a forward unit; where nothing but the head is left, hidden states by turns.
     fn input_of(&self, stage: u32, unit: Unit, slot: u32) -> Buf {
         match self.is_empty(stage, unit) && self.step.pipe.is_last(stage, unit.chunk) {
             true => self.step.x.last().slot(unit.microbatch % self.step.hidden_turns()),
@@ -384,7 +385,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    /// Where the last layer of a forward unit writes; without any, what the unit was given.
+    /// The output of the last layer of a forward unit; without any layers, the unit's input.
     fn out_of(&self, stage: u32, Pass { unit, input, to, .. }: Pass) -> Buf {
         if self.step.pipe.stays(stage, unit) {
             return self.input.slot(to);
@@ -424,7 +425,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.to_add = Some(unit).filter(|_| self.step.dp.accumulates());
     }
 
-    /// The second half of a backward unit.
+    /// Runs the second half of a backward unit.
     fn weights(&mut self, stage: u32, pass: Pass) {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         if self.is_empty(stage, unit) {
@@ -482,7 +483,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.inner.slot(kept * (self.longest - 1))
     }
 
-    /// What they leave between the halves of a backward pass.
+    /// The buffers that the layers of a chunk leave between the halves of a backward pass.
     fn left_of(&self, chain: &Chain, left: u32) -> Vec<Arg> {
         let of = |kind: &Kind| {
             let slot = left * kind.longest;
@@ -491,8 +492,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }
 
-    /// What the layers of a chunk keep, kind by kind, of a microbatch in flight; or, of one that is computed again, what
-    /// they keep from one half of its backward unit to the other.
+    /// The buffers that the layers of a chunk keep, kind by kind, of a microbatch in flight; of one that is computed
+    /// again, the buffers kept from one half of its backward unit to the other.
     fn saved_of(&self, chain: &Chain, kept: u32, left: Option<u32>) -> Vec<Arg> {
         let of = |kind: &Kind| -> Vec<Arg> {
             if let (Some(again), Some(left)) = (kind.again, left) {
@@ -505,17 +506,17 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 }
 
-/// What of a backward pass.
+/// A part of a backward pass, or all of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Whole,
     /// The gradients of inputs.
     Inputs,
-    /// Those of weights.
+    /// The gradients of weights.
     Weights,
 }
 
-/// The layers of one kind in a chunk: how many.
+/// A kind that a chunk has layers of, and how many.
 struct Here<'k> {
     number: usize,
     kind: &'k Kind,
@@ -523,20 +524,21 @@ struct Here<'k> {
 }
 
 impl<'k> Here<'k> {
-    /// Of every kind that a chunk has layers of.
+    /// The kinds that a chunk has layers of.
     fn of(kinds: &'k [Kind], chain: &Chain) -> Vec<Here<'k>> {
         let count = |number| chain.iter().filter(|of| of.kind == number).map(Stretch::count).sum();
         let here = kinds.iter().enumerate().map(|(number, kind)| Here { number, kind, count: count(number) });
         here.filter(|h| h.count > 0).collect()
     }
 
-    /// That of some layers, and its place among those here.
+    /// The kind of a stretch, and its place among the kinds of the chunk.
     fn at<'h>(here: &'h [Here<'k>], of: &Stretch) -> (usize, &'h Here<'k>) {
         let found = here.iter().enumerate().find(|(_, h)| h.number == of.kind);
         found.expect("every layer of a chunk is of a kind")
     }
 
-    /// What a call on some of them is called: apart from others where there are others.
+    /// The name of a call on a stretch; with the place of its first layer if the chunk has layers of the kind outside
+    /// it.
     fn label(&self, what: &str, of: &Stretch) -> String {
         let at = if of.count() < self.count { format!(".{}", of.start) } else { String::new() };
         format!("{}{what}{at}", self.kind.prefix)
@@ -547,7 +549,8 @@ fn length(chain: &Chain) -> u32 {
     chain.last().map_or(0, |of| of.end)
 }
 
-/// Layers of each kind, one number a kind where those of a kind are together; else by turns.
+/// The name of a chain: the number of layers of each kind where the layers of a kind stand together; else stretch by
+/// stretch.
 fn name_of(kinds: usize, chain: &Chain) -> String {
     let count = |kind: usize| chain.iter().filter(|of| of.kind == kind).map(Stretch::count).sum::<u32>();
     let together = chain.windows(2).all(|pair| pair[0].kind < pair[1].kind);

@@ -13,18 +13,18 @@
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Share, TensorKind, Via};
 use crate::spec::Parallelism;
 
-/// `num_splits` of NeMo's configurations for scattering beside a product; gathering goes in as many chunks as there are
-/// ranks there.
+/// Chunks in which products are scattered: `num_splits` of NeMo's configurations; gathering goes in as many chunks as
+/// there are ranks there.
 pub const CHUNKS: u64 = 4;
 
-/// Userbuffers gather with 1 or 2 SMs, and scatter with as many as NCCL: `num_sm` of NeMo's configurations, for H100 and
-/// a 405B model at tp 8 say.
+/// The engine of a gather beside a product: userbuffers gather with 1 or 2 SMs, and scatter with as many as NCCL
+/// (`num_sm` of NeMo's configurations, say for H100 and a 405B model at tp 8).
 const GATHER_BESIDE: Engine = Engine::Sm { ctas: 2 };
 
 #[derive(Debug, Clone, Copy)]
 pub struct TensorParallel {
     pub ranks: u64,
-    /// Without sequence parallelism every rank has all tokens everywhere.
+    /// Whether every rank has all tokens everywhere, which is so without sequence parallelism.
     pub whole: bool,
     /// All rows of a microbatch, and the chunks that they are gathered and summed in.
     tokens: u64,
@@ -33,21 +33,21 @@ pub struct TensorParallel {
     pub engine: Engine,
 }
 
-/// Some rows of a microbatch: what a product is done for at a time.
+/// Rows of a microbatch that a product is made for at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk {
     rows: [u64; 2],
-    /// `None`: they are all.
+    /// Number of the chunk; `None`: it has all rows.
     index: Option<u64>,
 }
 
 impl Chunk {
-    /// All rows of buffers that have so many.
+    /// The chunk of all rows, of buffers that have `rows` of them.
     pub fn whole(rows: u64) -> Chunk {
         Chunk { rows: [0, rows], index: None }
     }
 
-    /// How many rows.
+    /// Number of rows in the chunk.
     pub fn count(&self) -> u64 {
         self.rows[1] - self.rows[0]
     }
@@ -56,31 +56,31 @@ impl Chunk {
         self.index.map_or(what.into(), |j| format!("{what}.{j}"))
     }
 
-    /// Of a buffer with all rows, these.
+    /// The rows of the chunk in a buffer with all rows.
     pub fn of(&self, all: Buf) -> Buf {
         if self.index.is_none() { all } else { all.at(self.rows) }
     }
 
-    /// Of a rank's share of all rows, its part of these.
+    /// The part of the chunk that is in a rank's share of all rows.
     fn part(&self, share: Buf, ranks: u64) -> Buf {
         if self.index.is_none() { share } else { share.rows(self.rows[0] / ranks, self.rows[1] / ranks) }
     }
 }
 
 impl TensorParallel {
-    /// For microbatches of `tokens`.
+    /// Tensor parallelism for microbatches of `tokens` tokens.
     pub fn new(par: &Parallelism, tokens: u64, dtype: Dtype, engine: Engine) -> TensorParallel {
         let (ranks, whole) = (u64::from(par.tp), par.options.whole_activations);
         let chunks = if par.options.tp_overlap { CHUNKS } else { 1 };
         TensorParallel { ranks, whole, tokens, chunks, dtype, engine }
     }
 
-    /// Which rows of the residual stream a rank has, where it has a share.
+    /// The rows of the residual stream that a rank has; `None` where it has all of them.
     pub fn rows(&self) -> Option<Share> {
         self.cuts_rows().then_some(Share { axis: Axis::Tp, parts: self.chunks })
     }
 
-    /// All rows at once.
+    /// The chunk of all rows.
     pub fn all(&self) -> Chunk {
         Chunk::whole(self.tokens)
     }
@@ -91,27 +91,27 @@ impl TensorParallel {
         if self.chunks == 1 { vec![self.all()] } else { (0..self.chunks).map(chunk).collect() }
     }
 
-    /// The residual stream is cut over the ranks.
+    /// Whether the residual stream is cut over the ranks.
     fn cuts_rows(&self) -> bool {
         self.ranks > 1 && !self.whole
     }
 
-    /// Of `tokens`, those that a rank has between the products.
+    /// Tokens that a rank has between the products, of `tokens`.
     pub fn share(&self, tokens: u64) -> u64 {
         if self.cuts_rows() { tokens / self.ranks } else { tokens }
     }
 
-    /// Room for `tokens` whole rows, where a rank has a share of them alone.
+    /// Declares room for `tokens` whole rows; `None` where a rank has all rows anyway.
     pub fn room(&self, b: &mut Builder, name: &str, tokens: u64, row: u64) -> Option<Buf> {
         self.cuts_rows().then(|| b.tensor(name, &[tokens, row], self.dtype, TensorKind::CommBuffer, 1))
     }
 
-    /// All rows of what the ranks have shares of, in `room`; where there is none, they are there already.
+    /// Gathers all rows that the ranks have shares of, in `room`; without a room they are there already.
     pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, room: Option<Buf>) -> Buf {
         self.gathered(b, label, share, room, |_, _, _| ())
     }
 
-    /// The same, with a product on each chunk that is there while the next is gathered.
+    /// [`gather`](TensorParallel::gather) with a product on each chunk that is there while the next is gathered.
     pub fn gathered(
         &self,
         b: &mut Builder,
@@ -148,7 +148,8 @@ impl TensorParallel {
         all
     }
 
-    /// The rank's own part of rows that all have, into `part`: what it passes on where each passes on its own.
+    /// Takes the rank's own part out of rows that all have, into `part`: it is passed on where each rank passes on its
+    /// own.
     pub fn own(&self, b: &mut Builder, label: &str, all: Buf, part: Buf, cols: u64) {
         let rows = self.tokens / self.ranks;
         b.compute(
@@ -159,7 +160,7 @@ impl TensorParallel {
         );
     }
 
-    /// All rows, of the parts that the ranks were given.
+    /// Gathers all rows, of the parts that the ranks were given.
     pub fn join(&self, b: &mut Builder, label: &str, part: Buf, all: Buf) {
         self.collective(b, label, CollectiveKind::AllGather, part, all);
     }
@@ -169,7 +170,8 @@ impl TensorParallel {
         self.scattered(b, label, partial, share, |_, _| ());
     }
 
-    /// The same, of what a product leaves chunk by chunk, the next being computed while one is summed.
+    /// [`reduce`](TensorParallel::reduce) for sums that a product leaves chunk by chunk, the next being computed while
+    /// one is summed.
     pub fn scattered(
         &self,
         b: &mut Builder,
@@ -206,9 +208,9 @@ impl TensorParallel {
         }
     }
 
-    /// KV heads on a rank, and the neighbouring ranks that have the same: where there are fewer than ranks, each is
-    /// on several, which project it and attend to it with query heads of their own, as vLLM has it. (Megatron-LM cuts its
-    /// projection evenly all the same and gathers what it gives: activations travel, and no gradient has copies.)
+    /// KV heads on a rank, and the neighbouring ranks that have the same ones: with fewer KV heads than ranks each is
+    /// on several, which project it and attend to it with query heads of their own, as vLLM has it. (Megatron-LM cuts
+    /// its projection evenly all the same and gathers the result: activations travel, and no gradient has copies.)
     pub fn kv_heads(&self, all: u64) -> (u64, u64) {
         if all < self.ranks { (1, self.ranks / all) } else { (all / self.ranks, 1) }
     }

@@ -39,9 +39,9 @@ pub struct Ulysses {
     pub head_dim: u64,
     /// Elements of a head's value.
     pub v_dim: u64,
-    /// q, k and v travel in an all-to-all each.
+    /// Whether q, k and v travel in an all-to-all each.
     pub separate: bool,
-    /// A KV head that several ranks need travels once and is gathered by them.
+    /// Whether a KV head that several ranks need travels once, and is gathered by them.
     pub replicate_after: bool,
     pub dtype: Dtype,
     pub engine: Engine,
@@ -58,11 +58,11 @@ pub fn padded(heads: u64, kv_heads: u64, ranks: u64) -> [u64; 2] {
     all.filter_map(|k| Some([to_heads(k)?, k])).min().unwrap_or([heads, kv_heads])
 }
 
-/// What the copies of a KV head gather and scatter.
+/// The buffers in which copies of a KV head are gathered and scattered.
 struct Copies {
     /// A rank's slice of its KV head, for all tokens.
     slice: Buf,
-    /// Those of all copies.
+    /// The slices of all copies.
     slices: Buf,
 }
 
@@ -84,12 +84,12 @@ impl Ulysses {
         HeadPart { pad: (self.padded[0] > self.heads).then_some(pad), ..HeadPart::new(1, self.heads, self.head_dim) }
     }
 
-    /// Outputs, which are as wide as values.
+    /// The part that outputs are, which are as wide as values.
     fn o(&self) -> HeadPart {
         HeadPart { head_dim: self.v_dim, ..self.q() }
     }
 
-    /// Whole KV heads, or their slices if copies gather them.
+    /// The part that keys and values are: whole KV heads, or their slices if copies gather them.
     fn kv(&self) -> HeadPart {
         let slices = if self.gathers() { self.copies() } else { 1 };
         let pad = HeadPad { group: 1, to_group: 1, to_heads: self.padded[1] * slices };
@@ -97,12 +97,12 @@ impl Ulysses {
         HeadPart { pad, ..HeadPart::kv(self.kv_heads * slices, self.head_dim / slices, self.v_dim / slices) }
     }
 
-    /// The slices of one KV head.
+    /// The part that the slices of one KV head are.
     fn slices(&self) -> HeadPart {
         HeadPart::kv(self.copies(), self.head_dim / self.copies(), self.v_dim / self.copies())
     }
 
-    /// Ranks that need the same KV head.
+    /// Number of ranks that need the same KV head.
     fn copies(&self) -> u64 {
         (u64::from(self.ranks) / self.padded[1]).max(1)
     }
@@ -184,7 +184,7 @@ impl Ulysses {
         (s.dq, s.dkv)
     }
 
-    /// Between a KV head of all tokens and its slices.
+    /// A kernel between a KV head of all tokens and its slices.
     fn between_slices(&self, exchange: Exchange) -> Kernel {
         let shape = [self.copies(), self.batch, self.seq * u64::from(self.ranks)];
         Kernel::Permute(HeadPermute::new(exchange, Packing::Together, shape, vec![self.slices()]))

@@ -14,20 +14,20 @@ pub struct Unfused {
     pub shape: Shape,
     /// Probability to drop an attention probability.
     pub dropout: f64,
-    /// The backward pass begins with the forward pass.
+    /// Whether the backward pass begins with the forward pass run again.
     pub again: bool,
 }
 
-/// What softmax and dropout leave.
+/// The buffers that softmax and dropout write.
 #[derive(Clone, Copy)]
 pub struct Probs {
     pub probs: Buf,
-    /// What dropout left of them, and which of them stayed.
+    /// The probabilities that dropout left, and which of them stayed; `None` without dropout.
     pub dropped: Option<[Buf; 2]>,
 }
 
 impl Probs {
-    /// As the values meet them.
+    /// The probabilities that the values are multiplied with.
     fn used(&self) -> Buf {
         self.dropped.map_or(self.probs, |[left, _]| left)
     }
@@ -36,10 +36,10 @@ impl Probs {
 /// Buffers that every layer of a rank reuses.
 pub struct Scratch {
     scores: Buf,
-    /// Where they are not kept.
+    /// Room for the probabilities; `None` where they are kept.
     probs: Option<Probs>,
     d_probs: Buf,
-    /// The gradient of what dropout left.
+    /// The gradient of the probabilities that dropout left; `None` without dropout.
     d_left: Option<Buf>,
     dq: Buf,
     dkv: Buf,
@@ -51,7 +51,7 @@ impl Unfused {
         self.shape.rows() * self.shape.block.heads
     }
 
-    /// Room for the probabilities; `declare` is told name, rows, elements of a row and dtype.
+    /// Declares buffers for the probabilities; `declare` is told name, rows, elements of a row and dtype.
     pub fn probs(&self, mut declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> Probs {
         let (rows, keys, dtype) = (self.rows(), self.shape.seq, self.shape.dtype);
         let probs = declare("probs", rows, keys, dtype);
@@ -90,7 +90,7 @@ impl Unfused {
 
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
         if self.again {
-            // The product with the values too: a checkpoint runs all that it wraps.
+            // The product with the values runs, too: a checkpoint runs again all that it wraps.
             self.forward(b, s, io);
         }
         let p = s.probs.or(io.probs).expect("kept or computed again");

@@ -12,18 +12,18 @@ pub struct Weight {
     /// The Hugging Face name (q, k, v and gate, up fused), without what stands before a layer's own.
     pub name: &'static str,
     pub rows: Rows,
-    /// Over all ranks.
+    /// The shape over all ranks.
     pub shape: Vec<u64>,
     pub shard: Option<Shard>,
-    /// Every rank has it, but uses it on its own heads alone.
+    /// Whether every rank has it, but uses it on its own heads alone.
     pub by_heads: bool,
-    /// Rows of the matrices that stand in it one behind the other, over all ranks, again and again until all of it is told; empty:
-    /// it is none.
+    /// Rows of the matrices that stand in it one behind the other, over all ranks, repeated until all of it is told;
+    /// empty: it is no matrix.
     pub matrices: Vec<u64>,
 }
 
 impl Weight {
-    /// The parts of its matrices that each of `ranks` has, in the rows of the flat tensor.
+    /// The parts of its matrices that each of `ranks` ranks has, in the rows of the flat tensor.
     pub fn matrices(&self, ranks: u64) -> Vec<Matrices> {
         let [sizes @ .., _] = &self.matrices[..] else { return vec![] };
         let [all, width] = self.shape[..] else { return vec![] };
@@ -42,7 +42,7 @@ impl Weight {
             longer: whole.max(width),
         };
         match &self.shard {
-            // As many as there are blocks, of which a rank has its part.
+            // There are as many matrices as blocks, and a rank has its part of each.
             _ if !sizes.is_empty() => {
                 let mut from = self.rows[0];
                 let parts = self.shard.as_ref().map_or(self.matrices.clone(), |shard| shard.locals(ranks));
@@ -53,15 +53,15 @@ impl Weight {
                 };
                 self.matrices.iter().zip(parts).map(of).collect()
             }
-            // Whole ones, or one of which a rank has a part.
+            // The rank has whole matrices, or a part of a single one.
             _ if each < all => vec![one(self.rows[0], local / each, each, each)],
             _ => vec![one(self.rows[0], 1, local, all)],
         }
     }
 }
 
-/// Rows of the matrices of a weight. Queries, keys and values are matrices of their own, gate and up as well; the taps of a
-/// convolution are none.
+/// Rows of the matrices of a weight. Queries, keys and values are matrices of their own, gate and up as well; the taps
+/// of a convolution are no matrices.
 fn matrices_of(name: &str, shape: &[u64], blocks: &[u64]) -> Vec<u64> {
     let fused = ["qkv_proj.weight", "gate_up_proj.weight"].iter().any(|end| name.ends_with(end));
     match shape {
@@ -72,7 +72,7 @@ fn matrices_of(name: &str, shape: &[u64], blocks: &[u64]) -> Vec<u64> {
     }
 }
 
-/// Lays weights out. Those that every rank has stand before those that are cut.
+/// Lays weights out in a flat tensor: those that every rank has stand before those that are cut.
 #[derive(Debug, Clone)]
 pub struct Weights {
     axis: Axis,
@@ -85,17 +85,17 @@ impl Weights {
         Weights { axis: Axis::Tp, ranks: tp.ranks, all: vec![] }
     }
 
-    /// Those that are cut over the ranks of another axis.
+    /// Weights that are cut over the ranks of another axis.
     pub fn over(axis: Axis, ranks: u64) -> Weights {
         Weights { axis, ranks, all: vec![] }
     }
 
-    /// Those that a weight is cut over.
+    /// Number of ranks that a weight is cut over.
     pub fn ranks(&self) -> u64 {
         self.ranks
     }
 
-    /// The weight that came last is matrices of so many rows.
+    /// Says that the weight that came last is matrices of `rows` rows each.
     pub fn each_of(&mut self, rows: u64) {
         self.all.last_mut().expect("a weight came before").matrices = vec![rows];
     }
@@ -105,12 +105,12 @@ impl Weights {
         self.all.last().map_or(0, |w| w.rows[1])
     }
 
-    /// Those that every rank has.
+    /// The rows of the weights that every rank has.
     pub fn shared(&self) -> Rows {
         [0, self.all.iter().filter(|w| w.shard.is_none()).map(|w| w.rows[1]).max().unwrap_or(0)]
     }
 
-    /// Of those, the ones whose gradient is that of a rank's own heads alone.
+    /// The rows of those weights whose gradient is that of a rank's own heads alone.
     pub fn by_heads(&self) -> Rows {
         let mut of = self.all.iter().filter(|w| w.by_heads).map(|w| w.rows);
         let first = of.next().unwrap_or_default();
@@ -125,25 +125,26 @@ impl Weights {
         rows
     }
 
-    /// A weight that every rank has all of.
+    /// Lays out a weight that every rank has whole.
     pub fn whole(&mut self, name: &'static str, shape: &[u64]) -> Rows {
         assert!(self.all.iter().all(|w| w.shard.is_none()), "{name} stands behind a weight that is cut");
         self.add(name, shape, None, shape.iter().product(), &[])
     }
 
-    /// The same of one that is used head by head.
+    /// Lays out a weight that every rank has whole and uses head by head.
     pub fn whole_by_heads(&mut self, name: &'static str, shape: &[u64]) -> Rows {
         let rows = self.whole(name, shape);
         self.all.last_mut().expect("just added").by_heads = true;
         rows
     }
 
-    /// A weight cut along `dim` over the ranks, each of `blocks` by itself.
+    /// Lays out a weight cut along `dim` over the ranks, each of `blocks` by itself.
     pub fn cut(&mut self, name: &'static str, shape: &[u64], dim: u8, blocks: &[u64]) -> Rows {
         self.cut_in_copies(name, shape, dim, blocks, &[])
     }
 
-    /// The same where neighbouring ranks have the same part of some blocks: as many as `copies` says of each.
+    /// [`cut`](Weights::cut) where neighbouring ranks have the same part of some blocks: as many ranks as `copies` says
+    /// for each.
     pub fn cut_in_copies(
         &mut self,
         name: &'static str,
@@ -162,7 +163,7 @@ impl Weights {
         self.add(name, shape, Some(shard), local, blocks)
     }
 
-    /// A weight of equal pieces along its first dimension, and which of them each place of all ranks holds.
+    /// Lays out a weight of equal pieces along its first dim; `holds`: the piece that each place of all ranks holds.
     pub fn held(&mut self, name: &'static str, shape: &[u64], holds: &[u32]) -> Rows {
         let shard = Shard { axis: self.axis, dim: 0, blocks: vec![shape[0]], copies: vec![], holds: holds.to_vec() };
         let local = shape.iter().product::<u64>() / shape[0] * shard.local(self.ranks);

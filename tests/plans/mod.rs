@@ -110,7 +110,7 @@ fn same_map<K: Ord + std::fmt::Debug>(what: &str, a: &BTreeMap<K, f64>, b: &BTre
 /// All of the waiting is the same, and what it is charged to.
 fn same_waits(a: &Usage, b: &Usage) {
     same_map("exposed", &a.exposed, &b.exposed);
-    assert!(close(a.turns, b.turns), "{} of turns is not {}: {:?}, {:?}", a.turns, b.turns, a.exposed, b.exposed);
+    assert!(close(a.bubble, b.bubble), "{} of turns is not {}: {:?}, {:?}", a.bubble, b.bubble, a.exposed, b.exposed);
 }
 
 pub fn same_usage(a: &Usage, b: &Usage) {

@@ -1,6 +1,6 @@
 //! An exchange of a mixture-of-experts layer under way on one thread: rows are taken up, go out and come in round by
-//! round, and are laid down. What all of it takes the profile says by its rows and bytes; each part has its share of
-//! the rows.
+//! round, and are laid down. The profile says how long the whole takes by its rows and bytes; each part has its share
+//! of the rows.
 
 use super::Shared;
 use super::flight::{Flight, Next, Work, job};
@@ -20,9 +20,9 @@ pub struct Exchange {
     here: u32,
     rounds: Rc<Vec<Round>>,
     load: Load,
-    /// Of a row, when this rank handles all that it handles.
+    /// Seconds for each row that this rank handles.
     row_s: f64,
-    /// How many times longer it takes while all cores do the same.
+    /// How many times longer the exchange takes while all cores do the same.
     crowded: f64,
     stage: Stage,
     round: usize,
@@ -33,7 +33,7 @@ pub struct Exchange {
 enum Stage {
     /// The rank's own rows are not taken up yet.
     New,
-    /// Until all members have theirs.
+    /// Waits until all members have taken up their rows.
     Meeting,
     Rounds,
     Landed,
@@ -116,7 +116,7 @@ impl Exchange {
             return job(at, What::Sent(self.round), self.rows(self.load.sent[self.round], threads));
         }
         let expected = self.messages(|m| m.to == self.here);
-        // All are asked for, the ones behind a late one too.
+        // All messages are asked for, also those behind a late one.
         let there = expected.iter().filter(|(key, _)| hub.has(*key, now)).count();
         if there < expected.len() {
             return Next::Nothing;

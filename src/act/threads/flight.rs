@@ -48,7 +48,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Copies of so many bytes.
+    /// The work of copying `bytes`, by a curve of the profile.
     fn copies(threads: &Threads, bytes: u64, curve: fn(&Copies) -> &Curve) -> Work {
         let size = [bytes.max(1) as f64];
         let (alone, beside) = (curve(&threads.alone), curve(&threads.beside.copies));
@@ -67,7 +67,7 @@ impl Work {
         Work::copies(threads, bytes, |c| &c.add)
     }
 
-    /// As long as an op takes that does nothing.
+    /// The work of an op that does nothing.
     fn nothing(threads: &Threads) -> Work {
         Work { alone: threads.op_s, crowded: 1.0 }
     }
@@ -94,7 +94,7 @@ impl Flight {
         }
     }
 
-    /// The next job of flight number `at`.
+    /// The next job of this flight, which is number `at` of its rank.
     pub fn next(&mut self, at: usize, shared: &Shared, hub: &mut Hub, now: f64) -> Next {
         let legs = match self {
             Flight::Collective(c) => return c.next(at, shared.threads, hub, now),
@@ -117,7 +117,7 @@ impl Flight {
         if legs.iter().all(|leg| leg.phase == Phase::Over) { Next::Over } else { Next::Nothing }
     }
 
-    /// A job of it is done.
+    /// Notes that a job of this flight is done.
     pub fn done(&mut self, what: What, hub: &mut Hub, now: f64) {
         match (self, what) {
             (Flight::Transfer { legs, .. }, What::Sent(l)) => {
@@ -136,7 +136,7 @@ pub struct Collective {
     node: u32,
     kind: CollectiveKind,
     pub members: Vec<u32>,
-    /// The same collective's op on each member.
+    /// The op of this collective on each member, by node.
     nodes: Vec<u32>,
     here: usize,
     rounds: Vec<Vec<Hop>>,
@@ -149,7 +149,7 @@ pub struct Collective {
 
 #[derive(PartialEq)]
 enum Stage {
-    /// Until all members have started.
+    /// Waits until all members have started.
     Meeting,
     Rounds,
     /// Its sum is where it belongs.
@@ -239,7 +239,7 @@ impl Collective {
         Next::Over
     }
 
-    /// What a member copies of its own before anything arrives, if it is not in place.
+    /// The work of copying a member's own part before anything arrives, if it is not in place.
     fn own_part(&self, threads: &Threads) -> Work {
         match self.kind {
             _ if self.in_place => Work::nothing(threads),
@@ -249,7 +249,7 @@ impl Collective {
         }
     }
 
-    /// A sum on its way is handed on as it is, whatever else is copied out first.
+    /// The work of sending a part: a sum on its way is handed on as it is, everything else is copied out first.
     fn send(&self, threads: &Threads) -> Work {
         match self.kind {
             CollectiveKind::ReduceScatter if self.round > 0 => Work::nothing(threads),

@@ -5,7 +5,7 @@ use crate::cluster::Ports;
 use crate::device::Threads;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Names a message: from, to, the sender's op, and its leg or round.
+/// Names a message: sender, receiver, the sender's op, and its leg or round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     pub from: u32,
@@ -16,17 +16,17 @@ pub struct Key {
 
 struct Message {
     bytes: u64,
-    /// When it is there; none while its receiver has not asked for it.
+    /// When the message is there, in s; `None` while its receiver has not asked for it.
     due: Option<f64>,
     sent_by: Option<Cause>,
 }
 
-/// By what piece; none at the beginning.
+/// The piece that told a rank to go on; `None` at the beginning.
 type Told = Option<Cause>;
 
 pub struct Hub {
     mail: FxHashMap<Key, Message>,
-    /// The links, where they are slowed down, and what receivers have asked for that nobody has sent.
+    /// The links, where they are slowed down; and messages that receivers have asked for and nobody has sent.
     ports: Option<Ports>,
     asked: FxHashSet<Key>,
     taken: FxHashSet<Key>,
@@ -34,11 +34,11 @@ pub struct Hub {
     turns: Vec<u32>,
     /// Ranks that may be able to go on, and who told them last.
     told: Vec<Option<Told>>,
-    /// The piece that ended last: whatever is sent, taken or told is its doing.
+    /// The piece that ended last: what is sent, taken or told now is its doing.
     pub acts: Option<Cause>,
     notice_s: f64,
     wake_s: f64,
-    /// How long a thread looks before it sleeps: not at all where there are more than cores.
+    /// How long a thread looks for news before it sleeps, in s: 0 where there are more threads than cores.
     awake_s: f64,
 }
 
@@ -63,8 +63,8 @@ impl Hub {
         self.told[rank as usize] = Some(self.acts);
     }
 
-    /// Threads that wait and one of whose ranks was told something see it, or wake up. That a slow link brings something
-    /// they know beforehand.
+    /// Lets threads that wait, and one of whose ranks was told something, see it or wake up. Of a message on a slow
+    /// link they know the arrival beforehand.
     pub fn wake(&mut self, workers: &mut [Worker], now: f64) {
         for worker in workers {
             let State::Waiting(since) = worker.state else { continue };
@@ -94,7 +94,7 @@ impl Hub {
         self.ports.as_mut().map_or(now, |ports| ports.send(key.from, key.to, bytes, now))
     }
 
-    /// Whether a message is there; if not, it is asked for.
+    /// Whether a message is there; asks for it if not.
     pub fn has(&mut self, key: Key, now: f64) -> bool {
         let Some(&Message { bytes, due, sent_by }) = self.mail.get(&key) else {
             self.asked.insert(key);

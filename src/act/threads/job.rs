@@ -1,9 +1,9 @@
-//! What a thread does at a time, and how much slower it is in company.
+//! The jobs of a thread, one at a time, and how much slower they are in company.
 
 /// Something a thread is busy with.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Seconds that are left of it, were the thread alone.
+    /// Seconds that are left of it, if the thread were alone.
     pub left: f64,
     /// How many times longer it takes while all cores are busy.
     pub crowded: f64,
@@ -14,7 +14,7 @@ pub struct Job {
 #[derive(Debug, Clone, Copy)]
 pub enum Then {
     Kernel(u32),
-    /// Of one of the rank's communicating ops, by number.
+    /// A part of one of the rank's communicating ops, by the op's number among those under way.
     Flight {
         flight: usize,
         what: What,
@@ -26,15 +26,16 @@ pub enum What {
     /// A leg of a transfer, or the round of a collective, is sent.
     Sent(usize),
     Taken(usize),
-    /// A collective has its own part in place.
+    /// A collective has put its own part in place.
     Begun,
     /// A reduce-scatter has put its sum, an exchange its rows, where they belong.
     Landed,
 }
 
-/// How many times longer a job takes beside others, `crowded` of which each takes while all cores do the same, on so many
-/// cores. A neighbour that needs less of the memory leaves more of it: of what two of a kind lose to each other, half is
-/// the doing of either. Beyond all cores each thread has its share of one.
+/// How many times longer a job takes beside `others` on `cores` cores; `own` and each of `others` say how many times
+/// longer their jobs take while all cores do the same. A neighbour that needs less of the memory leaves more of it: of
+/// what two of a kind lose to each other, half is the doing of either. Beyond all cores each thread has its share of
+/// one.
 pub fn slowdown(own: f64, others: &[f64], cores: u32) -> f64 {
     let (busy, cores) = (others.len() as f64 + 1.0, f64::from(cores));
     if others.is_empty() || cores < 2.0 {

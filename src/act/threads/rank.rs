@@ -17,7 +17,7 @@ pub struct Rank {
     /// Edges each op still waits for.
     open: Vec<u32>,
     next: Vec<Vec<u32>>,
-    /// The op at the head of each lane, when it can start.
+    /// The op at the head of each lane once it can start; `None` before.
     ready: Vec<Option<u32>>,
     flights: Vec<Flight>,
     left: usize,
@@ -106,7 +106,7 @@ impl Rank {
         Ok((Key { from: peer, to: self.rank, node: met.node, part: u32::from(met.leg) }, bytes))
     }
 
-    /// The first thing to do for a communicating op; those that are over end.
+    /// The next job of the rank's communicating ops; `None` if none has any at `now`. Ops that are over end here.
     pub fn fly(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Option<Job> {
         let mut at = 0;
         while at < self.flights.len() {
@@ -142,7 +142,7 @@ impl Rank {
         None
     }
 
-    /// What a kernel takes with its caches as the ops before it leave them.
+    /// Seconds that a kernel takes with its caches as the ops before it leave them.
     fn kernel_s(&self, shared: &Shared, node: u32) -> f64 {
         let time = |curve: &'static str, work: &Work, dtype, cold| {
             shared.kernels.time_cold(curve, work, dtype, cold).seconds.value()
@@ -176,7 +176,7 @@ impl Rank {
         }
     }
 
-    /// A job of it is done.
+    /// Notes that a job of this rank is done.
     pub fn done(&mut self, shared: &Shared, hub: &mut Hub, then: Then, now: f64) {
         match then {
             Then::Kernel(node) => {

@@ -8,24 +8,24 @@ use crate::error::Result;
 
 #[derive(Debug, Clone)]
 pub enum State {
-    /// Looks for something to do, from a time on.
+    /// Looks for something to do from this time on, in s.
     Free(f64),
-    /// With something of one of its ranks, by number.
+    /// Busy with a job of one of its ranks, by the rank's number.
     Busy(usize, Job),
-    /// Until somebody tells one of its ranks something; since when.
+    /// Waits until somebody tells one of its ranks something; since when, in s.
     Waiting(f64),
     Done,
 }
 
-/// Something that a thread did.
+/// A piece of work that a thread did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Piece {
     pub rank: u32,
     pub node: u32,
-    /// Seconds.
+    /// Start and end, in s.
     pub from: f64,
     pub to: f64,
-    /// Where the thread had waited before: the thread and the piece that it had waited for; none: the one before it.
+    /// The piece that the thread had waited for before this one; `None`: it went on from its own last piece.
     pub after: Option<Cause>,
 }
 
@@ -37,12 +37,12 @@ pub struct Worker {
     pub ranks: Vec<usize>,
     pub state: State,
     pub pieces: Vec<Piece>,
-    /// What has woken it since its last piece.
+    /// The piece that has woken the thread since its own last piece.
     pub woken_by: Option<Cause>,
 }
 
 impl Worker {
-    /// One for each device that has ranks.
+    /// One worker for each device that has ranks.
     pub fn all(devices: &[u32]) -> Vec<Worker> {
         let most = devices.iter().max().map_or(0, |d| *d + 1);
         let of = |device: u32| (0..devices.len()).filter(|&rank| devices[rank] == device).collect::<Vec<usize>>();
@@ -56,7 +56,7 @@ impl Worker {
         matches!(self.state, State::Free(at) if at <= now)
     }
 
-    /// How much company hurts what it does, while it does something.
+    /// How many times longer its job takes while all cores do the same; `None` while it has no job.
     pub fn crowded(&self) -> Option<f64> {
         match &self.state {
             State::Busy(_, job) => Some(job.crowded),
@@ -79,7 +79,7 @@ impl Worker {
                 State::Busy(rank, job)
             }
             None if self.ranks.iter().all(|&rank| ranks[rank].is_over()) => State::Done,
-            // Ops that ended at once may have let others start.
+            // Ops that ended at once may have let other ops start.
             None if self.ranks.iter().any(|&rank| ranks[rank].could_go_on(shared, hub)) => State::Free(now),
             None => State::Waiting(now),
         };

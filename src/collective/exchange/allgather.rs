@@ -6,7 +6,8 @@ use crate::plan::CollectiveKind;
 use crate::plan::route::{Phase, Route};
 use crate::units::{Bytes, Seconds};
 
-/// Rows of every source enter each node once and are passed on inside it, as the rings of all channels together do.
+/// The hops of `rank`: rows of every source enter each node once and are passed on inside it, as the rings of all
+/// channels together do.
 pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     let mut all = vec![];
     if route.nodes() > 1 {
@@ -23,12 +24,12 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     all
 }
 
-/// What rows of a ring wait for: the links of nodes that have less than their NICs.
+/// What rows of a ring wait for: the links of a node that have less than its NICs, or the network.
 pub(super) fn limiter(at: &Place) -> Limiter {
     if nccl::is_narrow_inside(at.cluster, at.stack, at.members) { Limiter::Links } else { Limiter::Network }
 }
 
-/// The collective that NCCL has for it; of ragged parts the longest sets its pace.
+/// The time of NCCL's collective of as many bytes; where parts are ragged, the longest part sets its pace.
 pub(super) fn time(at: &Place) -> Estimate {
     let longest = at.route.most_tokens() as f64 * f64::from(at.route.ranks);
     let bytes = Bytes::new(longest * at.row_bytes as f64);

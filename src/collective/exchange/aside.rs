@@ -11,20 +11,21 @@ use crate::spec::{Architecture, Transport};
 /// Memory of a rank that a library has for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Aside {
-    /// Empty where there is none.
+    /// Name of the library; empty where there is none.
     pub library: &'static str,
     pub buffers: Buffers,
 }
 
-/// What one rank sets aside for exchanges of `hidden` columns, `row_bytes` on the wire of a dispatch; an error with the
-/// remedy where the library would stop, or does not exist for the cluster.
+/// The memory that one rank sets aside for exchanges of `hidden` columns, `row_bytes` on the wire of a dispatch.
+/// Errors: the library would stop, or does not exist for the cluster; with the remedy.
 pub fn aside(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64, cluster: &Cluster) -> Result<Aside> {
     runs_on(algo, cluster, route.nodes())?;
     let buffers = buffers(route, algo, hidden, row_bytes)?;
     Ok(Aside { library: name(algo).unwrap_or_default(), buffers })
 }
 
-/// The same of all exchanges of a plan, which share one buffer: of the largest. On CPUs this program carries rows itself.
+/// The memory set aside for all exchanges of a plan, which share one buffer: that of the largest. On CPUs this program
+/// carries rows itself, and sets nothing aside. Errors: those of [`aside`].
 pub fn aside_of_plan(plan: &Plan, cluster: &Cluster) -> Result<Aside> {
     let mut most = Aside::default();
     if cluster.gpu.architecture == Architecture::Cpu {
@@ -41,7 +42,7 @@ pub fn aside_of_plan(plan: &Plan, cluster: &Cluster) -> Result<Aside> {
     Ok(most)
 }
 
-/// How rows of a plan are sent by a library of its own; each way once.
+/// The algorithms, and the formats on the wire, by which a plan's dispatches are sent; each combination once.
 fn dispatches(plan: &Plan) -> Vec<(ExchangeAlgo, Wire)> {
     let mut all = vec![];
     for (_, op) in plan.ops() {
@@ -54,7 +55,7 @@ fn dispatches(plan: &Plan) -> Vec<(ExchangeAlgo, Wire)> {
     all
 }
 
-/// The library that has buffers of its own; none where the framework's tensors are all.
+/// The library that has buffers of its own; `None` where the framework's tensors are all.
 fn name(algo: ExchangeAlgo) -> Option<&'static str> {
     match algo {
         ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast | ExchangeAlgo::Hierarchical => None,
@@ -65,10 +66,11 @@ fn name(algo: ExchangeAlgo) -> Option<&'static str> {
     }
 }
 
-/// Whether the library's kernels exist for a cluster, of which the ranks are on so many nodes. All of them move rows inside
-/// nodes by NVLink. DeepEP V1 has kernels for Ampere that stay in a node and have no low latency (its setup.py leaves the
-/// others out where SM90 is disabled); V2 and Hybrid-EP copy by TMA, which Hopper was the first to have. Between nodes
-/// Hybrid-EP's GPUs post to the NIC themselves, which EFA has no way for.
+/// Checks that the library's kernels exist for a cluster, where the ranks are on `nodes` nodes. All of them move rows
+/// inside nodes by NVLink. DeepEP V1 has kernels for Ampere that stay in a node and have no low latency (its setup.py
+/// leaves the others out where SM90 is disabled); V2 and Hybrid-EP copy by TMA, which Hopper was the first to have.
+/// Between nodes Hybrid-EP's GPUs post to the NIC themselves, which EFA has no way for. Errors: they do not exist
+/// there.
 pub fn runs_on(algo: ExchangeAlgo, cluster: &Cluster, nodes: u32) -> Result<()> {
     let (Some(name), gpu, spec) = (name(algo), &cluster.gpu, &cluster.spec) else { return Ok(()) };
     let fits = match gpu.architecture {

@@ -7,7 +7,7 @@ use crate::plan::CollectiveKind;
 use crate::spec::Architecture;
 use crate::units::{Bytes, Seconds};
 
-/// A broadcast a row, one behind the other; a reduce takes as long.
+/// The time of a broadcast for each row, one behind the other; a reduce takes as long.
 pub(super) fn time(at: &Place) -> Estimate {
     let rows: f64 = (0..at.route.ranks).map(|src| at.route.tokens(src) as f64).sum();
     let row = Bytes::new(at.row_bytes as f64);

@@ -7,9 +7,9 @@ use crate::plan::route::Route;
 /// Bytes that a rank sets aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Buffers {
-    /// Peers of the node write here.
+    /// Bytes that peers of the node write to.
     pub links: u64,
-    /// Peers of other nodes write here.
+    /// Bytes that peers of other nodes write to.
     pub network: u64,
 }
 
@@ -19,11 +19,11 @@ impl Buffers {
     }
 }
 
-/// What one rank sets aside for tokens of `hidden` bf16 elements, `row_bytes` on the wire of a dispatch; an error
-/// with the remedy where the library would stop.
+/// The bytes that one rank sets aside for tokens of `hidden` bf16 elements, `row_bytes` on the wire of a dispatch.
+/// Errors: the library would stop; with the remedy.
 pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -> Result<Buffers> {
     match algo {
-        // A copy of what comes in and of what goes out, which the framework allocates.
+        // These copy what comes in and what goes out in buffers that the framework allocates.
         ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast | ExchangeAlgo::Hierarchical => {
             Ok(Buffers::default())
         }
@@ -44,20 +44,21 @@ const CONFIGS: &[(u32, [u64; 4])] = &[
     (128, [20, 560, 12, 128]),
     (160, [28, 720, 12, 128]),
 ];
-/// Choices, and scales in fp32, that a queue has room for at most.
+/// Choices, and scales in fp32, that a row of a queue has room for at most.
 const MOST_CHOICES: u64 = 128;
 const MOST_SCALES: u64 = 128;
-/// Of a row: where it is from.
+/// Bytes in front of a row that say where it is from.
 const SOURCE_META: u64 = 8;
 
-/// docs/README_Hybrid-EP.md: room for the tokens of all ranks, and what their choices of a node's experts weigh.
+/// Hybrid-EP (docs/README_Hybrid-EP.md): room for the tokens of all ranks, and for the weights of their choices among a
+/// node's experts.
 fn hybrid_ep(route: &Route, hidden: u64) -> Buffers {
     let all = route.most_tokens() * u64::from(route.ranks);
     let weights = u64::from(route.local_experts()) * u64::from(route.node) * 4;
     Buffers { links: all * (2 * hidden + weights), network: 0 }
 }
 
-/// csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
+/// DeepEP's normal kernels: csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
 fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
     if sms == 0 || sms % 2 == 1 {
         return Err(Error::infeasible(format!(
@@ -89,7 +90,8 @@ fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
     Ok(all)
 }
 
-/// csrc/config.hpp, `LowLatencyLayout`: two of everything, room for all tokens of all sources in every slot.
+/// DeepEP's low latency: csrc/config.hpp, `LowLatencyLayout`: two of everything, room for all tokens of all sources in
+/// every slot.
 fn low_latency(route: &Route, hidden: u64, slots: u32) -> Result<Buffers> {
     let refuse = |why: String| Err(Error::infeasible(format!("DeepEP low latency: {why}")));
     if !hidden.is_multiple_of(256) || hidden > 8192 {
@@ -112,14 +114,14 @@ fn low_latency(route: &Route, hidden: u64, slots: u32) -> Result<Buffers> {
     Ok(Buffers { links: 0, network: (2 * (send + receive + signal)).next_multiple_of(128) })
 }
 
-/// Alignment of TMA copies, and of what is allocated.
+/// Alignment of TMA copies, and of allocated memory, in bytes.
 const TMA: u64 = 32;
 const PAGE: u64 = 2 << 20;
-/// 8 channels on each of at most 160 SMs.
+/// Channels at most: 8 on each of 160 SMs.
 const MOST_CHANNELS: u64 = 1280;
 
-/// csrc/elastic/buffer.hpp, `calculate_buffer_size` with several reductions allowed: dispatch and combine share the
-/// larger of the two.
+/// DeepEP V2: csrc/elastic/buffer.hpp, `calculate_buffer_size` with several reductions allowed: dispatch and combine
+/// share the larger of their two buffers.
 fn v2(route: &Route, hidden: u64, row_bytes: u64, hybrid: bool) -> Result<Buffers> {
     if route.topk > 32 {
         return Err(Error::infeasible(format!("DeepEP V2: {} choices a token, at most 32", route.topk)));

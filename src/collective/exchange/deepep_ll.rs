@@ -10,12 +10,13 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     nccl_all_to_all::hops(route, rank)
 }
 
-/// A dispatched row brings 16 bytes that say whose it is; a combined one goes where it is waited for.
+/// Bytes of a row on the wire: a dispatched row brings 16 bytes that say whose it is; a combined one goes where it is
+/// waited for.
 pub fn wire_row(row_bytes: u64, phase: Phase) -> u64 {
     if phase == Phase::Combine { row_bytes } else { row_bytes + 16 }
 }
 
-/// Thread blocks: as many slots each as it takes for all slots to have a warp group at once.
+/// Thread blocks of the kernels: each has as many slots as it takes for all slots to have a warp group at once.
 pub fn sms(experts: u32, sms: u32) -> u32 {
     experts.div_ceil(experts.div_ceil(sms))
 }

@@ -23,7 +23,7 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     all
 }
 
-/// A row over the network brings where it is from and its choices with their weights, in whole 16 bytes
+/// Bytes of a row over the network: it brings where it is from and its choices with their weights, in whole 16 bytes
 /// (internode.cu: SourceMeta of 8 bytes, 4 k of indices, 4 k of weights).
 pub fn wire_row(row_bytes: u64, topk: u32) -> u64 {
     (row_bytes + 8 + 8 * u64::from(topk)).next_multiple_of(16)

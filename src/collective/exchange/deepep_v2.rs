@@ -16,12 +16,12 @@ pub fn direct(route: &Route, rank: u32) -> Vec<Hop> {
     (0..route.ranks).map(hop).collect()
 }
 
-/// Errors: nobody says how many SMs, and the library has no rule for the GPU.
+/// How long the exchange takes. Errors: `sms` is `None`, and the library has no rule for the GPU.
 pub(super) fn time(at: &Place, all: &[Traffic], sms: Option<u16>) -> Result<Estimate> {
     let gpu = &at.cluster.gpu;
     let sms = match sms {
         Some(sms) => u32::from(sms),
-        // This program carries the rows itself, with all that a rank has.
+        // On CPUs this program carries the rows itself, with all cores that a rank has.
         None if gpu.architecture == Architecture::Cpu => gpu.sms.value,
         None => u32::from(theoretical_sms(at.route, gpu.architecture)?),
     };
@@ -30,14 +30,15 @@ pub(super) fn time(at: &Place, all: &[Traffic], sms: Option<u16>) -> Result<Esti
 }
 
 /// SMs that read and write fast enough for the slower of network and links, the choices balanced and compute beside
-/// them (`get_theoretical_num_sms` of deep_ep/buffers/elastic.py).
+/// them (`get_theoretical_num_sms` of deep_ep/buffers/elastic.py). Errors: an architecture that the library has no rule
+/// for.
 pub fn theoretical_sms(route: &Route, architecture: Architecture) -> Result<u16> {
     let raw = raw_sms(library("deepep-v2"), route, architecture)?;
     let margin = library("deepep-v2").sm_rule.as_ref().map_or(1.0, |rule| rule.margin.value);
     Ok(((raw * margin).ceil().max(4.0) as u16).next_multiple_of(2))
 }
 
-/// The same before the margin and the rounding.
+/// [`theoretical_sms`] before the margin and the rounding.
 fn raw_sms(spec: &ExchangeSpec, route: &Route, architecture: Architecture) -> Result<f64> {
     let name = format!("{architecture:?}").to_lowercase();
     let rule = spec.sm_rule.as_ref().expect("the shipped library has a rule");

@@ -27,7 +27,7 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     over.chain(within).collect()
 }
 
-/// Two calls, so that the two times add up.
+/// The time of two calls, one after the other: their times add up.
 pub(super) fn time(at: &Place, all: &[Traffic]) -> Estimate {
     if at.route.nodes() == 1 {
         return nccl_all_to_all::time(at, all);

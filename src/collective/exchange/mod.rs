@@ -34,7 +34,7 @@ use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
 use crate::spec::{ExchangeSpec, Provenance, StackSpec, Transport};
 use crate::units::Seconds;
 
-/// What a hop is meant to cross. One to the sender itself crosses nothing.
+/// The links that a hop is meant to cross. A hop to the sender itself crosses nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Via {
     /// The links inside a node.
@@ -42,10 +42,10 @@ pub enum Via {
     Network,
 }
 
-/// Rows from one rank of the group to another.
+/// Rows on their way from one rank of the group to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hop {
-    /// Rows of stage 1 are those that stage 0 brought; chunk by chunk, not one after the other.
+    /// Rows of stage 1 are those that stage 0 brought; they go on chunk by chunk, without waiting for all of stage 0.
     pub stage: u8,
     pub via: Via,
     pub from: u32,
@@ -59,13 +59,13 @@ impl Hop {
         self.from != self.to
     }
 
-    /// The way back.
+    /// The hop of the way back, in an exchange of `stages` stages.
     fn reversed(self, stages: u8) -> Hop {
         Hop { stage: stages - 1 - self.stage, from: self.to, to: self.from, ..self }
     }
 }
 
-/// What links two ranks of the group.
+/// The links between two ranks of the group.
 fn via(route: &Route, from: u32, to: u32) -> Via {
     if route.node_of(from) == route.node_of(to) { Via::Links } else { Via::Network }
 }
@@ -89,7 +89,7 @@ pub fn sent_by(route: &Route, algo: ExchangeAlgo, rank: u32) -> Vec<Hop> {
     }
 }
 
-/// Stages of an exchange: those where rows wait on a rank between source and expert are 2.
+/// Stages of an exchange: 2 where rows wait on a rank between source and expert, else 1.
 fn stages(route: &Route, algo: ExchangeAlgo) -> u8 {
     let direct = matches!(
         algo,
@@ -98,8 +98,8 @@ fn stages(route: &Route, algo: ExchangeAlgo) -> u8 {
     if direct || route.nodes() == 1 { 1 } else { 2 }
 }
 
-/// All hops of an exchange, by stage and sender. A combine is the dispatch backwards: what fanned out is summed up
-/// where it had come from.
+/// All hops of an exchange, by stage and sender. A combine is the dispatch backwards: rows that fanned out from a rank
+/// are summed up there.
 pub fn hops(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Hop> {
     let mut all: Vec<Hop> = (0..route.ranks).flat_map(|rank| sent_by(route, algo, rank)).collect();
     if phase == Phase::Combine {
@@ -110,20 +110,21 @@ pub fn hops(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Hop> {
     all
 }
 
-/// What one rank's part of an exchange takes, and what sets its pace.
+/// The time of one rank's part of an exchange, by what it is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RankTime {
-    /// Before the first row; of two calls, before the first of each.
+    /// Before the first row; for two calls, before the first row of each.
     pub start: Seconds,
-    /// Counting, and telling the counts.
+    /// Counting the rows, and telling the counts to others.
     pub notify: Seconds,
-    /// The rows, by what they cross.
+    /// The rows' time, by what they cross: network, links, SMs.
     pub network: Seconds,
     pub links: Seconds,
     pub sms: Seconds,
     /// Behind the last row.
     pub finish: Seconds,
-    /// All rows have crossed the network before the first crosses the links, or the other way round: no stream of chunks.
+    /// Whether all rows have crossed the network before the first crosses the links, or the other way round, rather
+    /// than in a stream of chunks.
     pub in_turn: bool,
 }
 
@@ -165,15 +166,15 @@ impl RankTime {
     }
 }
 
-/// How long an exchange takes.
+/// The estimate of how long an exchange takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
-    /// By rank of the group, or one for all of them where all are alike.
+    /// The times of each rank of the group; one entry for all ranks where they are alike.
     ranks: Vec<RankTime>,
-    /// SMs that its kernels hold while rows are under way.
+    /// SMs that the exchange's kernels hold while rows are under way.
     pub sms: u32,
     pub provenance: Provenance,
-    /// Relative standard deviation.
+    /// Relative standard deviation of the time.
     pub rel_sd: f64,
 }
 
@@ -188,14 +189,14 @@ impl Estimate {
         self.ranks.iter().max_by(|a, b| total(a).total_cmp(&total(b))).expect("a group has ranks")
     }
 
-    /// Mean over ranks.
+    /// Mean time over the ranks.
     pub fn mean(&self) -> Seconds {
         let sum: f64 = self.ranks.iter().map(|r| r.total().value()).sum();
         Seconds::new(sum / self.ranks.len() as f64)
     }
 }
 
-/// [`time`] by the constants of another library that moves rows the way of `algo`.
+/// [`time`] by the constants of another library that moves rows the way of `algo`. Errors: those of [`time`].
 #[allow(clippy::too_many_arguments)]
 pub fn time_of(
     library: &'static ExchangeSpec,
@@ -210,8 +211,9 @@ pub fn time_of(
     timed(&Place { route, phase, row_bytes, members, cluster, stack, library: Some(library) }, algo)
 }
 
-/// How long an exchange of rows of `row_bytes` takes on the ranks `members` of a cluster, the group's in order.
-/// Every rank's time is from when the last one has started.
+/// How long an exchange of rows of `row_bytes` takes on the ranks `members` of a cluster, in the order of the group.
+/// Every rank's time is counted from when the last one has started. Errors: members that do not fit the route, a route
+/// over nodes without a network, a GPU that the library has no rule for.
 pub fn time(
     route: &Route,
     algo: ExchangeAlgo,
@@ -245,14 +247,14 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
         ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(at, &all, sms)?,
         ExchangeAlgo::HybridEp { sms } => hybrid_ep::time(at, &all, sms),
     };
-    // Lists of rows load wires as rows that are spread evenly do, as many as there are on average.
+    // Rows of a list load wires as if they were spread evenly: as many rows as there are on average.
     let sent: f64 = all.iter().map(|rank| rank.network.sent).sum();
     let busy = wires::busy_with_rows(cluster, at.members, sent / all.len() as f64 * at.row_bytes as f64);
     found.ranks.iter_mut().for_each(|rank| rank.network = rank.network.max(busy));
     Ok(found)
 }
 
-/// What all algorithms are told.
+/// Everything that the algorithms are told of an exchange.
 struct Place<'a> {
     route: &'a Route,
     phase: Phase,
@@ -260,12 +262,12 @@ struct Place<'a> {
     members: &'a [u32],
     cluster: &'a Cluster,
     stack: &'a StackSpec,
-    /// In place of the algorithm's own.
+    /// The library whose constants to use in place of the algorithm's own; `None`: its own.
     library: Option<&'static ExchangeSpec>,
 }
 
 impl Place<'_> {
-    /// The constants to go by: `own` unless another library was asked for.
+    /// The library whose constants to use: `own` unless another one was asked for.
     fn library(&self, own: &str) -> &'static ExchangeSpec {
         let out = self.cluster.spec.scale_out.as_ref().filter(|_| self.route.nodes() > 1);
         let over = |transport| if transport == Transport::Efa { over_efa(own) } else { own };
@@ -273,8 +275,8 @@ impl Place<'_> {
     }
 }
 
-/// Whose constants hold for a library whose rows go over EFA, where a thread of the CPU posts them: of DeepEP V1's normal
-/// kernels those of UCCL-EP, which are the same with such a thread.
+/// The library whose constants hold where rows of library `own` go over EFA, and a thread of the CPU posts them: for
+/// DeepEP V1's normal kernels it is UCCL-EP, which has the same kernels with such a thread.
 fn over_efa(own: &str) -> &str {
     match own {
         "deepep-v1-normal" => "uccl-ep-efa",

@@ -11,18 +11,19 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     (0..route.ranks).map(hop).collect()
 }
 
-/// Before a dispatch: an all-gather of the counts of all slots, and the host that reads them before it can send.
+/// The time before a dispatch: an all-gather of the counts of all slots, and the host that reads them before it can
+/// send.
 pub(super) fn counts(at: &Place) -> Seconds {
     if at.phase != Phase::Dispatch {
         return Seconds::ZERO;
     }
     let bytes = Bytes::new(8.0 * f64::from(at.route.experts) * f64::from(at.route.ranks));
     let gather = nccl::collective(at.cluster, at.stack, CollectiveKind::AllGather, at.members, bytes);
-    // Issued, copied to the host, waited for.
+    // The host issues the all-gather, copies the counts, and waits for them.
     gather.total() + at.cluster.spec.issued_in(at.stack.host_launch.value) * 2.0
 }
 
-/// Every rank by the busier of its two directions, spread over its peers.
+/// How long the exchange takes: for every rank, the busier of its two directions, spread over its peers.
 pub(super) fn time(at: &Place, all: &[Traffic]) -> Estimate {
     let notify = counts(at);
     let peers = f64::from(at.route.ranks);

@@ -1,4 +1,4 @@
-//! Kernels that stream rows: start, then the slowest of network, links and SMs, by rank.
+//! The time of kernels that stream rows: their start, then the slowest of network, links and SMs, by rank.
 
 use super::{Estimate, Place, RankTime, Traffic};
 use crate::plan::route::Phase;
@@ -7,21 +7,21 @@ use crate::units::Seconds;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// A library, and how many SMs it runs on and keeps from others.
+/// A library, and the SMs that it runs on and keeps from others.
 pub(super) struct Library {
     pub spec: &'static ExchangeSpec,
     pub sms: u32,
     pub held: u32,
 }
 
-/// The shipped library of that name.
+/// The shipped library of this name.
 pub fn library(name: &str) -> &'static ExchangeSpec {
     static ALL: OnceLock<BTreeMap<&'static str, ExchangeSpec>> = OnceLock::new();
     let read = |name| (name, ExchangeSpec::find(name).expect("shipped files are read by a test"));
     &ALL.get_or_init(|| shipped("exchange").map(read).collect())[name]
 }
 
-/// `wire` are the bytes of a row where it leaves the node.
+/// How long an exchange by such a library takes; `wire`: bytes of a row where it leaves the node.
 pub(super) fn streamed(at: &Place, all: &[Traffic], library: &Library, wire: u64) -> Estimate {
     let pass = if at.phase == Phase::Combine { &library.spec.combine } else { &library.spec.dispatch };
     let on = On { at, pass, sms: f64::from(library.sms.max(1)), wire: wire as f64 };
@@ -85,7 +85,7 @@ impl On<'_> {
         }
     }
 
-    /// Over the NICs of a rank; where pods narrow what leaves them, over their uplinks.
+    /// The time over the NICs of a rank, or over the uplinks of pods where these are narrower.
     fn network(&self, t: &Traffic) -> Seconds {
         let cluster = self.at.cluster;
         let out = cluster.spec.scale_out.as_ref().expect("asked for before");
@@ -96,7 +96,7 @@ impl On<'_> {
         Seconds::new((bytes / nic).max(one * cluster.beyond_pods(self.at.members) / nic)).max(self.posting(t))
     }
 
-    /// Messages that one thread posts, one after another.
+    /// The time of the messages that one thread posts, one after another.
     fn posting(&self, t: &Traffic) -> Seconds {
         let (route, value) =
             (self.at.route, |each: &Option<Sourced<Seconds>>| each.as_ref().map_or(0.0, |s| s.value.value()));
@@ -114,7 +114,7 @@ impl On<'_> {
         Seconds::new(t.links.busier() * (self.at.row_bytes as f64 + header) / rate)
     }
 
-    /// What goes from a rank to each other of its node, one pair being as fast as it can.
+    /// The time from a rank to each other rank of its node, where one pair is no faster than it can be.
     fn pairs(&self, t: &Traffic) -> Seconds {
         let rows = t.links.busier() / f64::from(self.at.route.node - 1).max(1.0);
         let row = self.pass.peer_row.as_ref().map_or(0.0, |row| row.value.value());
@@ -122,7 +122,7 @@ impl On<'_> {
         Seconds::new(rows * row.max(bytes))
     }
 
-    /// Inside a node: a share of the SMs for each row and each token.
+    /// The time of the SMs inside a node: a share of them for each row and each token.
     fn copying(&self, rank: usize, t: &Traffic) -> Seconds {
         let (pass, row) = (self.pass, self.at.row_bytes as f64);
         let rows = t.links.busier() + t.links.kept;
@@ -132,7 +132,7 @@ impl On<'_> {
         Seconds::new((rows + tokens) / self.sms)
     }
 
-    /// Across nodes: all rows that the links bring to a rank have been forwarded.
+    /// The time of the SMs across nodes: all rows that the links bring to a rank have been forwarded by a rank.
     fn forwarding(&self, t: &Traffic) -> Seconds {
         let each = self.pass.forward_row.as_ref().map_or(0.0, |row| row.value.value());
         let row = each + self.at.row_bytes as f64 / self.pass.forward.value.value();

@@ -6,20 +6,20 @@ use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
 /// Rows of one rank over one kind of link.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Flow {
-    /// Those that cross.
+    /// Rows that cross the links.
     pub sent: Rows,
     pub received: Rows,
-    /// Those that stay where they are, on the very rank.
+    /// Rows that stay on their own rank.
     pub kept: Rows,
 }
 
 impl Flow {
-    /// All that a library counts as received: what crossed and what did not.
+    /// Rows that a library counts as received: those that crossed and those that stayed.
     pub fn logical(&self) -> Rows {
         self.received + self.kept
     }
 
-    /// Of the two directions of a link the one that has more.
+    /// Rows in the busier of the two directions.
     pub fn busier(&self) -> Rows {
         self.sent.max(self.received)
     }
@@ -61,7 +61,8 @@ impl Traffic {
     }
 }
 
-/// By rank; one for all where they are alike, of which each then receives what it sends.
+/// The traffic of each rank; one entry for all ranks where they are alike, of which each then receives as many rows as
+/// it sends.
 pub fn traffic(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Traffic> {
     if !route.is_listed() {
         return vec![alike(&sent_by(route, algo, 0))];

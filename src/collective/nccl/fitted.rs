@@ -15,7 +15,7 @@ pub struct Fitted {
     /// Steps between nodes and inside them, where a group has several nodes: of LL, LL128 and Simple. Fitted, with what
     /// follows up to the rate of LL128, on tables of two to sixteen nodes with the shipped clusters, messages of 1 MiB and
     /// more counted twice (traces/published/collectives.json).
-    pub between: [Protocol; 3],
+    pub between: [ProtocolFit; 3],
     /// Until the pipeline between nodes is full where switches add up, beyond the latency of its steps.
     pub fill_switch: f64,
     /// A step of a tree's chain inside a node, in steps of a ring.
@@ -34,7 +34,7 @@ pub struct Fitted {
 
 /// What one of NCCL's protocols makes of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Protocol {
+pub struct ProtocolFit {
     /// A step inside a node in latencies of its links.
     pub inside: f64,
     /// A step between nodes in latencies of the wire.
@@ -61,9 +61,9 @@ pub const FITTED: Fitted = Fitted {
     announcement_between: 15e-6,
     posting: 3.5e-6,
     between: [
-        Protocol { inside: 1.2, between: 1.3, fill: 0.0 },
-        Protocol { inside: 0.8, between: 2.4, fill: 50e-6 },
-        Protocol { inside: 1.6, between: 5.1, fill: 155e-6 },
+        ProtocolFit { inside: 1.2, between: 1.3, fill: 0.0 },
+        ProtocolFit { inside: 0.8, between: 2.4, fill: 50e-6 },
+        ProtocolFit { inside: 1.6, between: 5.1, fill: 155e-6 },
     ],
     fill_switch: 210e-6,
     tree_step: 0.74,

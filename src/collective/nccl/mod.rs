@@ -14,12 +14,12 @@ mod sends;
 mod shape;
 mod tuner;
 
-use super::{Algorithm, Mark, Operation, rounds, wires};
+use super::{Algorithm, Operation, Protocol, rounds, wires};
 use crate::cluster::Cluster;
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
 use crate::units::{Bytes, Seconds};
-pub use fitted::{FITTED, Fitted, Inside, Protocol};
+pub use fitted::{FITTED, Fitted, Inside, ProtocolFit};
 pub use sends::Comm;
 use shape::Shape;
 pub use shape::tree_uplinks;
@@ -68,7 +68,7 @@ pub fn p2p(cluster: &Cluster, stack: &StackSpec, bytes: Bytes, pair: [u32; 2], c
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
     pub algorithm: Algorithm,
-    pub mark: Mark,
+    pub protocol: Protocol,
     pub time: LinkTime,
 }
 
@@ -155,10 +155,10 @@ impl<'a> Nccl<'a> {
             return vec![];
         }
         let tuner = Tuner::new(cluster, stack, fitted, shape);
-        let one = |algorithm, mark| move |time| Choice { algorithm, mark, time };
+        let one = |algorithm, protocol| move |time| Choice { algorithm, protocol, time };
         if let (Operation::Whole(kind), Architecture::Cpu) = (op, cluster.gpu.architecture) {
             let algorithm = if kind == CollectiveKind::AllToAll { Algorithm::Pairwise } else { Algorithm::Ring };
-            return vec![one(algorithm, Mark::Simple)(in_rounds(cluster, stack, kind, shape.n, bytes))];
+            return vec![one(algorithm, Protocol::Simple)(in_rounds(cluster, stack, kind, shape.n, bytes))];
         }
         match op {
             Operation::SendRecv => {
@@ -166,10 +166,10 @@ impl<'a> Nccl<'a> {
                 let comm = Comm { size: shape.n, nodes: shape.nodes };
                 let pair = |i: usize| self.p2p(bytes, [members[i], members[(i + 1) % n]], comm, 1.0);
                 let slowest = (0..n).map(pair).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
-                slowest.map(one(Algorithm::Pairwise, Mark::Simple)).into_iter().collect()
+                slowest.map(one(Algorithm::Pairwise, Protocol::Simple)).into_iter().collect()
             }
             Operation::Whole(CollectiveKind::AllToAll) => {
-                vec![one(Algorithm::Pairwise, Mark::Simple)(sends::all_to_all(self, shape, bytes))]
+                vec![one(Algorithm::Pairwise, Protocol::Simple)(sends::all_to_all(self, shape, bytes))]
             }
             Operation::Broadcast => tuner.ring(&Course::broadcast(shape), bytes),
             Operation::Whole(kind) => {
@@ -177,10 +177,10 @@ impl<'a> Nccl<'a> {
                 if kind == CollectiveKind::AllReduce {
                     all.extend(tuner.tree(bytes));
                     let switch = if shape.nodes > 1 { Algorithm::NvlsTree } else { Algorithm::Nvls };
-                    all.extend(tuner.switch(bytes).map(one(switch, Mark::Simple)));
-                    all.extend(tuner.hierarchical(bytes).map(one(Algorithm::Hierarchical, Mark::Simple)));
+                    all.extend(tuner.switch(bytes).map(one(switch, Protocol::Simple)));
+                    all.extend(tuner.hierarchical(bytes).map(one(Algorithm::Hierarchical, Protocol::Simple)));
                 } else {
-                    all.extend(tuner.pat(bytes).map(one(Algorithm::Pat, Mark::Simple)));
+                    all.extend(tuner.pat(bytes).map(one(Algorithm::Pat, Protocol::Simple)));
                 }
                 all
             }

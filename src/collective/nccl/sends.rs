@@ -3,7 +3,7 @@
 use super::shape::Shape;
 use super::{LinkTime, Nccl, SPREAD_BETWEEN, SPREAD_SENDS, provenance};
 use crate::cluster::{Cluster, Tier};
-use crate::spec::{Architecture, StackSpec};
+use crate::spec::{Architecture, ScaleOut, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 
 /// A message above so much a channel is announced before it is sent (NCCL: Simple in place of LL).
@@ -46,6 +46,11 @@ fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm: Comm) -> u32
     n
 }
 
+/// What a send between nodes reaches.
+fn of_a_send(out: &ScaleOut, stack: &StackSpec) -> BytesPerSec {
+    stack.tuned_sends.as_ref().map_or(out.p2p.value, |part| out.p2p.value.max(out.raw.value * part.value))
+}
+
 /// From the start of both ends to the first byte, of `bytes` on `channels`, where it takes `announcement` seconds to
 /// announce them.
 fn send_latency(nccl: &Nccl, bytes: f64, channels: u32, announcement: f64) -> Seconds {
@@ -86,7 +91,7 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, sharing:
         Tier::ScaleOut => {
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
             let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
-            let rate = out.p2p.value.min(out.achieved.value * share);
+            let rate = of_a_send(out, stack).min(out.achieved.value * share);
             let wires = cluster.spec.graph.as_ref().map_or(rate, |graph| graph.bandwidth.value);
             let rate = rate.min(wires);
             LinkTime {
@@ -130,14 +135,12 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
     if shape.nodes > 1 {
         let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
         let nic = out.achieved.value * cluster.nics_per_rank().unwrap_or(1.0);
+        let send = of_a_send(out, stack);
         let others = f64::from(shape.n - shape.fewest - 1);
         // A send is held up by its one channel, many beside each other by the NIC.
-        let together = out
-            .several
-            .as_ref()
-            .filter(|_| others > 0.0)
-            .map_or(out.p2p.value, |s| s.value.min(out.p2p.value * (others + 1.0)));
-        let outside = one * f64::from(shape.n - shape.fewest) / together.max(out.p2p.value).min(nic);
+        let together =
+            out.several.as_ref().filter(|_| others > 0.0).map_or(send, |s| s.value.min(send * (others + 1.0)));
+        let outside = one * f64::from(shape.n - shape.fewest) / together.max(send).min(nic);
         let outside = outside.max(one * shape.beyond / nic);
         let start = send_latency(nccl, one.value(), BETWEEN, nccl.fitted.announcement_between);
         time.latency = start + out.latency.value + Seconds::new(nccl.fitted.posting * others);

@@ -2,11 +2,11 @@
 //! and what each protocol leaves of the bandwidth. What a step takes is not the tuner's, whose figures are the same for all
 //! GPUs and NICs: a step inside a node is so many latencies of its links, one between nodes so many of the wire.
 
-use super::fitted::{Fitted, Inside, Protocol};
+use super::fitted::{Fitted, Inside, ProtocolFit};
 use super::shape::Shape;
 use super::{Choice, LinkTime, SPREAD_BETWEEN, SPREAD_INSIDE, provenance};
 use crate::cluster::{Block, Cluster};
-use crate::collective::{Algorithm, Mark};
+use crate::collective::{Algorithm, Protocol};
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, Provenance, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
@@ -154,15 +154,15 @@ impl<'a> Tuner<'a> {
     }
 
     /// How data is marked, and what that costs between nodes.
-    fn protocols(&self) -> [(Mark, Protocol); 3] {
+    fn protocols(&self) -> [(Protocol, ProtocolFit); 3] {
         let [ll, ll128, simple] = self.fitted.between;
-        [(Mark::Ll, ll), (Mark::Ll128, ll128), (Mark::Simple, simple)]
+        [(Protocol::Ll, ll), (Protocol::Ll128, ll128), (Protocol::Simple, simple)]
     }
 
-    /// So many steps inside nodes and between them, one after the other.
-    fn steps(&self, protocol: &Protocol, inside: f64, between: f64) -> Seconds {
-        let steps = self.step * (protocol.inside * inside) + self.wire * (protocol.between * between);
-        steps + Seconds::new(protocol.fill)
+    /// Steps inside nodes and between them, one after the other.
+    fn steps(&self, fit: &ProtocolFit, inside: f64, between: f64) -> Seconds {
+        let steps = self.step * (fit.inside * inside) + self.wire * (fit.between * between);
+        steps + Seconds::new(fit.fill)
     }
 
     fn ring_inside(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
@@ -175,8 +175,8 @@ impl<'a> Tuner<'a> {
             latency: self.start + Seconds::new(r.setup) + self.step * (course.steps * r.steps),
             ..self.regime(Seconds::ZERO, bytes, r.rate * bus / course.volume)
         };
-        let marked = |(r, mark)| Choice { algorithm: Algorithm::Ring, mark, time: regime(r) };
-        self.fitted.inside.iter().zip([Mark::Ll, Mark::Simple]).map(marked).collect()
+        let of = |(r, protocol)| Choice { algorithm: Algorithm::Ring, protocol, time: regime(r) };
+        self.fitted.inside.iter().zip([Protocol::Ll, Protocol::Simple]).map(of).collect()
     }
 
     pub fn ring(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
@@ -184,9 +184,9 @@ impl<'a> Tuner<'a> {
             return self.ring_inside(course, bytes);
         }
         let rates = [self.ll_max.min(0.5 * self.bus), self.fitted.rate_ll128 * self.bus, self.bus];
-        let regime = |((mark, protocol), rate): ((Mark, Protocol), f64)| {
-            let latency = self.steps(&protocol, course.steps - course.between, course.between);
-            Choice { algorithm: Algorithm::Ring, mark, time: self.regime(latency, bytes, rate / course.volume) }
+        let regime = |((protocol, fit), rate): ((Protocol, ProtocolFit), f64)| {
+            let latency = self.steps(&fit, course.steps - course.between, course.between);
+            Choice { algorithm: Algorithm::Ring, protocol, time: self.regime(latency, bytes, rate / course.volume) }
         };
         self.protocols().into_iter().zip(rates).map(regime).collect()
     }
@@ -200,9 +200,9 @@ impl<'a> Tuner<'a> {
         let simple = 0.92 * bus.min(self.tree_most);
         let rates = [self.ll_max.min(bus / 3.8), self.fitted.rate_ll128 * bus * 120.0 / 128.0, simple];
         let inside = 2.0 * (self.per_node - 1.0) * self.fitted.tree_step;
-        let regime = |((mark, protocol), rate): ((Mark, Protocol), f64)| {
-            let latency = self.steps(&protocol, inside, self.up_and_down());
-            Choice { algorithm: Algorithm::Tree, mark, time: self.regime(latency, bytes, 0.5 * rate) }
+        let regime = |((protocol, fit), rate): ((Protocol, ProtocolFit), f64)| {
+            let latency = self.steps(&fit, inside, self.up_and_down());
+            Choice { algorithm: Algorithm::Tree, protocol, time: self.regime(latency, bytes, 0.5 * rate) }
         };
         self.protocols().into_iter().zip(rates).map(regime).collect()
     }
@@ -230,7 +230,7 @@ impl<'a> Tuner<'a> {
             return Some(self.regime(Seconds::new(self.fitted.setup_switch) + ramp, bytes, switch));
         }
         let [.., simple] = self.fitted.between;
-        let tree = Protocol { fill: self.fitted.fill_switch, ..simple };
+        let tree = ProtocolFit { fill: self.fitted.fill_switch, ..simple };
         let latency = self.steps(&tree, 0.0, self.up_and_down()) + ramp;
         Some(self.regime(latency, bytes, switch.min(self.tree_nics)))
     }

@@ -10,8 +10,8 @@ use crate::timeline::{Span, Timeline};
 use crate::units::Seconds;
 use std::collections::HashMap;
 
-/// Of a rank alone, behind a rest: its kernels as long as clocks let them be, by what it has done and how long it has waited.
-/// They start where they did: of a rank alone only how long kernels take is looked at.
+/// The timeline of a rank alone, behind a rest: its kernels take as long as clocks let them, by what the rank has done
+/// and how long it has waited. Kernels start where they did: of a rank alone only how long they take is looked at.
 pub fn held_down(plan: &Plan, rank: u32, mut timeline: Timeline, mut clocks: Clocks) -> Result<Timeline> {
     let known = kernels(plan, rank)?;
     for class in timeline.classes.iter_mut().filter(|class| class.rank == rank) {
@@ -30,7 +30,7 @@ pub fn held_down(plan: &Plan, rank: u32, mut timeline: Timeline, mut clocks: Clo
     Ok(timeline)
 }
 
-/// What a rank's kernels do, by path.
+/// The work of a rank's kernels, by path.
 fn kernels(plan: &Plan, rank: u32) -> Result<HashMap<String, Work>> {
     let atoms = AtomTable::new(plan)?;
     let line = Line::program(plan, &atoms, plan.program_of(rank))?;

@@ -15,7 +15,7 @@ use cudarc::cublaslt::{result, sys};
 use rustc_hash::FxHashMap;
 use std::ffi::c_void;
 
-/// What Hopper's kernels ask for at most.
+/// Bytes of workspace: the most that Hopper's kernels ask for.
 pub const WORKSPACE: u64 = 32 << 20;
 
 /// The library, and what it chose for each shape.
@@ -63,7 +63,7 @@ fn of(dtype: Dtype) -> Result<sys::cudaDataType> {
 }
 
 impl Blas {
-    /// In the context of this thread. Errors: cuBLASLt is not on this machine.
+    /// cuBLASLt in the context of this thread. Errors: it is not on this machine.
     pub fn new(workspace: u64) -> Result<Blas> {
         libraries::find(Wanted::CublasLt);
         // SAFETY: looks the library up by its names and does nothing else.
@@ -131,7 +131,7 @@ impl Blas {
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         let preference = result::create_matmul_pref().map_err(fail(gemm))?;
         let workspace = WORKSPACE as usize;
-        // Ours is A where cuBLAS has B.
+        // Our A is what cuBLAS calls B.
         let aligned = [
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
@@ -187,7 +187,7 @@ impl Drop for Blas {
 /// The descriptors of a product.
 struct Problem {
     desc: sys::cublasLtMatmulDesc_t,
-    /// Of Bᵀ, Aᵀ and Cᵀ, column-major.
+    /// The layouts of Bᵀ, Aᵀ and Cᵀ, column-major.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
@@ -209,7 +209,7 @@ impl Problem {
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b_t))?;
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a_t))?;
         if gemm.dtypes[0] == Dtype::U8 {
-            // A number for every 128 elements along k.
+            // A scale for every 128 elements along k.
             let blocks = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks)?;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &blocks)?;
@@ -225,7 +225,7 @@ impl Problem {
     fn point(&self, gemm: &Gemm, at: Operands) -> Result<()> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         if let Some([of_a, of_b]) = at.scales {
-            // Ours is A where cuBLAS has B.
+            // Our A is what cuBLAS calls B.
             self.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b)?;
             self.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a)?;
         }

@@ -14,7 +14,8 @@ use rustc_hash::FxHashSet;
 /// A communicator: the number of its lane in the plan.
 pub type Communicator = u16;
 
-/// One call; those of an op are one group. Ranks are positions in the communicator; addresses are this process's own.
+/// One call of NCCL; the calls of an op are one group. Ranks are positions in the communicator; addresses are this
+/// process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Call {
     Send {
@@ -27,7 +28,7 @@ pub enum Call {
         at: u64,
         bytes: u64,
     },
-    /// `bytes` of each member.
+    /// Gathers `bytes` of each member.
     AllGather {
         from: u64,
         to: u64,
@@ -39,7 +40,7 @@ pub enum Call {
         elems: u64,
         dtype: Dtype,
     },
-    /// `elems` to each member.
+    /// Sums, and leaves `elems` with each member.
     ReduceScatter {
         from: u64,
         to: u64,
@@ -48,9 +49,9 @@ pub enum Call {
     },
 }
 
-/// Every lane that has a communicator, and the members of the one that a rank is in. None where it talks to nobody there,
-/// being outside of the lane's groups: a communicator takes memory, used or not, and the others of the lane make theirs
-/// without it.
+/// Every lane that has a communicator, and the members of the one that a rank is in. No members where the rank talks to
+/// nobody there, being outside of the lane's groups: a communicator takes memory, used or not, and the others of the
+/// lane make theirs without it.
 pub fn communicators(linked: Linked, rank: u32) -> Vec<(Communicator, Vec<u32>)> {
     let used = |lane: Communicator| linked.line(rank).nodes.iter().any(|node| node.lane == lane);
     let of = |(number, lane): (Communicator, &Lane)| match lane {
@@ -120,7 +121,7 @@ pub fn calls(linked: Linked, rank: u32, node: u32, address: u64) -> Result<(Comm
                     return fail("its parts are not all of one size, which NCCL wants; choose sizes that ranks divide");
                 }
             }
-            // As a ring does it: what NCCL itself sends is not counted by it.
+            // Bytes are counted as of a ring: NCCL does not say what it itself sends.
             let payload = if kind == CollectiveKind::AllGather { dst_bytes } else { src_bytes };
             sent = crate::collective::sent_bytes(kind, n, own, payload);
         }
@@ -165,7 +166,7 @@ pub fn first_calls(calls: &[Call], [own, members]: [u32; 2], room: u64) -> (Vec<
 }
 
 impl Call {
-    /// Bytes that a collective reads and writes.
+    /// Bytes that a collective reads, and bytes that it writes.
     fn sizes(self, members: u32) -> [u64; 2] {
         let all = u64::from(members);
         match self {
@@ -176,7 +177,7 @@ impl Call {
         }
     }
 
-    /// A collective with other operands.
+    /// The collective on other operands.
     fn at(self, from: u64, to: u64) -> Call {
         match self {
             Call::AllGather { bytes, .. } => Call::AllGather { from, to, bytes },

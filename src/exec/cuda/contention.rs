@@ -71,15 +71,15 @@ struct Costs<'a, 'p> {
     clocks: Option<&'a Clocks>,
 }
 
-/// Of a copy by the driver: all others are held against it.
+/// The weight of a copy by the driver: all other weights are relative to it.
 const COPY: f64 = 1.0;
 
-/// What a kernel gets that takes so many times as long beside a copy.
+/// The weight of a kernel that takes `slower` times as long beside a copy.
 fn weight(slower: f64) -> f64 {
     COPY / (slower - 1.0).max(0.02)
 }
 
-/// Bytes read and written.
+/// The work of a pass over memory: bytes read and written.
 fn passes(bytes: u64) -> Work {
     Work { flops: 0, bytes, class: WorkClass::Memory }
 }
@@ -141,27 +141,27 @@ impl Costs<'_, '_> {
 
 #[derive(Clone, Default)]
 struct Stream<'a> {
-    /// When a command was handed over, what it is, and what it has to do.
+    /// Commands that have not begun: when each was handed over, what it is, and what work it is, if it takes any.
     waiting: VecDeque<(f64, &'a Command, Option<Task>)>,
-    /// Under way, with what is left of it.
+    /// The command under way, with what is left of it; `None`: the stream stands still.
     running: Option<Task>,
-    /// The stream's front end is busy until then.
+    /// Until when the stream's front end is busy, s.
     free: f64,
 }
 
 struct Player<'a> {
     streams: Vec<Stream<'a>>,
-    /// When each was recorded; NaN before.
+    /// When each event was recorded, s; NaN before.
     events: Vec<f64>,
     now: f64,
-    /// From the end of a kernel to the start of the next.
+    /// Seconds from the end of a kernel to the start of the next.
     gap: f64,
-    /// None where power holds nothing down.
+    /// The clocks; `None` where power holds nothing down.
     clocks: Option<Clocks>,
 }
 
 impl Player<'_> {
-    /// When each event was recorded.
+    /// Plays all commands. Returns when each event was recorded, s.
     fn run(mut self) -> Result<Vec<f64>> {
         loop {
             while (0..self.streams.len()).map(|s| self.advance(s)).fold(false, |any, moved| any | moved) {}
@@ -202,7 +202,7 @@ impl Player<'_> {
             stream.running = None;
             stream.free = now + gap;
             moved = true;
-            // An event right behind it is of its end, before the gap.
+            // An event right behind a kernel marks the kernel's end, before the gap.
             if let Some(&(issued, Command::Record { event, .. }, _)) = stream.waiting.front()
                 && issued <= now
             {
@@ -229,7 +229,8 @@ impl Player<'_> {
 }
 
 impl Stream<'_> {
-    /// When it could go on by itself: it waits for the host or for its front end.
+    /// When a stream can go on by itself, having waited for the host or for its front end, s; `None`: it has no
+    /// commands left, or is not held up by these.
     fn begins(&self, now: f64) -> Option<f64> {
         let &(issued, ..) = self.waiting.front()?;
         Some(issued.max(self.free)).filter(|at| *at > now)
@@ -243,7 +244,7 @@ mod tests {
     const PRODUCT: Task = Task { seconds: 1.0, weight: 10.0, load: Load::NONE };
     const COPIES: Task = Task { seconds: 1.0, weight: COPY, load: Load::NONE };
 
-    /// When each event is recorded; every command is issued at once.
+    /// When each event is recorded, where every command is issued at once.
     fn play_all(streams: &[Vec<(Command, Option<Task>)>], events: usize, gap: f64) -> Result<Vec<f64>> {
         fn stream(commands: &[(Command, Option<Task>)]) -> Stream<'_> {
             let waiting = commands.iter().map(|(command, task)| (0.0, command, *task)).collect();

@@ -19,7 +19,7 @@ pub struct Operands {
     pub b: u64,
     pub c: u64,
     pub bias: Option<u64>,
-    /// Of A and of B, in f32: see [`Gemm`].
+    /// Addresses of the scales of A and of B, in f32; `None` without FP8: see [`Gemm`].
     pub scales: Option<[u64; 2]>,
 }
 
@@ -42,22 +42,22 @@ pub trait Device {
     /// Bytes of the cache that all of a GPU's multiprocessors share.
     fn cache(&self, gpu: u32) -> u64;
 
-    /// Clocks, temperature, power, in words; none where nobody says them.
+    /// Clocks, temperature, power, in words; `None` where nobody says them.
     fn conditions(&mut self, _gpu: u32) -> Option<String> {
         None
     }
 
-    /// Joules that a GPU has taken, from some moment in the past on; none where nobody says them.
+    /// Joules that a GPU has taken, from some moment in the past on; `None` where nobody says them.
     fn energy(&mut self, _gpu: u32) -> Option<f64> {
         None
     }
 
-    /// Watts that a GPU may draw in the long run; none where nobody says them.
+    /// Watts that a GPU may draw in the long run; `None` where nobody says them.
     fn power_limit(&mut self, _gpu: u32) -> Option<f64> {
         None
     }
 
-    /// Bytes free and in all.
+    /// Bytes of memory that are free, and bytes that there are.
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
 
     /// Memory with every bit set: NaN, to whoever reads it before it is written. Given back by [`clear`](Device::clear), or
@@ -77,7 +77,7 @@ pub trait Device {
 
     fn event(&mut self, gpu: u32) -> Result<EventId>;
 
-    /// What is handed over from now on waits for the event as it was recorded last.
+    /// Has commands that are handed over from now on wait for the event as it was recorded last.
     fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()>;
 
     fn record(&mut self, stream: StreamId, event: EventId) -> Result<()>;
@@ -91,7 +91,7 @@ pub trait Device {
     /// Compiles and loads the kernel of a launch, the first time.
     fn load(&mut self, gpu: u32, launch: &Launch) -> Result<FunctionId>;
 
-    /// A kernel whose one parameter is a struct of these words.
+    /// Launches a kernel whose one parameter is a struct of these words.
     fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()>;
 
     /// Has what is handed over to this stream from now on wait for so long, from when the stream comes there: it takes none of
@@ -103,15 +103,16 @@ pub trait Device {
         Ok(())
     }
 
-    /// Errors: this GPU, or its library of products, has none of FP8 with a scale for every 128 numbers; why.
+    /// Gets ready for products in FP8 with a scale for every 128 numbers. Errors: why this GPU, or its library of
+    /// products, has none.
     fn multiplies_fp8(&mut self, gpu: u32) -> Result<()> {
         self.multiplies(gpu)
     }
 
-    /// Products of one GPU must not run at once: they share a workspace.
+    /// Hands over a product. Products of one GPU must not run at once: they share a workspace.
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
 
-    /// From now on attention is done by these. Errors: a library is asked for, and there is none.
+    /// Says whose kernels do attention from now on. Errors: a library is asked for, and there is none.
     fn leave_attention(&mut self, to: Attention) -> Result<()> {
         match to {
             Attention::Own | Attention::Best => Ok(()),
@@ -119,7 +120,7 @@ pub trait Device {
         }
     }
 
-    /// Who does attention on these GPUs, if it is not to be the project's own kernels.
+    /// The library that does attention on these GPUs; `None`: the project's own kernels do.
     fn fused(&self) -> Option<Rc<dyn Fused>> {
         None
     }
@@ -144,10 +145,10 @@ pub trait Device {
     /// From now on what is handed over to this stream, and to streams that wait for it, is noted and not done.
     fn capture(&mut self, stream: StreamId) -> Result<()>;
 
-    /// What was noted, all streams having been waited for by this one.
+    /// The graph of the commands that were noted, all streams having been waited for by this one.
     fn captured(&mut self, stream: StreamId) -> Result<GraphId>;
 
-    /// Does what was noted, as one command of the stream.
+    /// Does the commands of a graph, as one command of the stream.
     fn replay(&mut self, stream: StreamId, graph: GraphId) -> Result<()>;
 
     /// Waits until everything is done.

@@ -34,20 +34,20 @@ use std::time::Duration;
 /// GPUs of this machine, their primary contexts, and everything that was made on them.
 pub struct Cuda {
     gpus: Vec<Gpu>,
-    /// Whose context is this thread's.
+    /// The GPU whose context is this thread's.
     current: u32,
     streams: Vec<(u32, sys::CUstream)>,
     events: Vec<(u32, sys::CUevent)>,
-    /// With the bytes of dynamic shared memory that each may have.
+    /// Loaded kernels, with the bytes of dynamic shared memory that each may have.
     functions: Vec<(sys::CUfunction, u32)>,
     graphs: Vec<sys::CUgraphExec>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
     nvml: Option<Nvml>,
-    /// Waits of a given length, once there was one.
+    /// Waits of a given length; `None` until there is one.
     rests: Option<Rests>,
-    /// Who does attention where it is not the project's own kernels.
+    /// The library that does attention; `None`: the project's own kernels do.
     cudnn: Option<Rc<Cudnn>>,
-    /// Other processes, and how they are.
+    /// NCCL, and the other processes; `None` where this process is alone.
     joined: Option<(Nccl, Arc<Meeting>)>,
 }
 
@@ -174,12 +174,12 @@ impl Cuda {
         self.enter(gpu)
     }
 
-    /// From now on one of several processes.
+    /// Makes this process one of several from now on.
     pub fn join(&mut self, nccl: Nccl, meeting: Arc<Meeting>) {
         self.joined = Some((nccl, meeting));
     }
 
-    /// Gives up what waits for other processes.
+    /// Gives up the commands that wait for other processes.
     pub fn abort(&mut self) {
         if let Some((nccl, _)) = &mut self.joined {
             nccl.abort();
@@ -241,7 +241,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// `"90a"`: what kernels are compiled for.
+    /// The architecture that kernels are compiled for, `"90a"`.
     pub fn arch(&self, gpu: u32) -> &str {
         &self.gpus[gpu as usize].arch
     }
@@ -333,7 +333,7 @@ impl Device for Cuda {
         Ok(data)
     }
 
-    /// One that does not wait for the default stream.
+    /// A stream that does not wait for the default stream.
     fn stream(&mut self, gpu: u32) -> Result<StreamId> {
         self.enter(gpu)?;
         let made = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(fail("make a stream"))?;
@@ -341,7 +341,7 @@ impl Device for Cuda {
         Ok(self.streams.len() as StreamId - 1)
     }
 
-    /// With a time: CUDA resolves about half a microsecond.
+    /// An event with a time: CUDA resolves about half a microsecond.
     fn event(&mut self, gpu: u32) -> Result<EventId> {
         self.enter(gpu)?;
         let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(fail("make an event"))?;

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 /// Where rows are, by name: places, numbers and choices.
 type Offers = FxHashMap<RowId, Vec<(u32, u32, u32)>>;
 
-/// What a member's exchange is about.
+/// An exchange as a member sees it: its route, its place, and how rows lie before and after.
 struct Meeting<'p> {
     route: &'p Route,
     here: u32,
@@ -63,7 +63,7 @@ impl<'p> Meeting<'p> {
     /// The rows that a member gets, each with what it is made of.
     fn rows(&self, offers: &Offers, place: u32, capacity: usize) -> Vec<Vec<(u32, u32, u32)>> {
         let of = |id: RowId| match offers.get(&id).or_else(|| offers.get(&id.whole())) {
-            // Out of a token's row several may be made: each is it, and not one of its copies.
+            // A token's row may become several: each is the row itself, and not one of its copies.
             Some(all) if !self.combines => all.iter().filter(|o| o.0 == id.src).take(1).copied().collect(),
             Some(all) => all.clone(),
             None => vec![],
@@ -76,18 +76,18 @@ impl<'p> Meeting<'p> {
     }
 }
 
-/// What a member gets of one pair of buffers.
+/// The rows that a member gets into one buffer, out of the members' buffers that it is paired with.
 struct Gets {
-    /// Runs of its buffer; what they are made of is read at the members' places.
+    /// Runs of the member's buffer; the terms of each are read at the members' places.
     sums: Vec<Sum>,
-    /// Elements of a run.
+    /// Elements of each run.
     len: u64,
-    /// Of what is sent, and of what it is made.
+    /// Dtype of the buffers that are sent, and of the member's own.
     dtypes: [Dtype; 2],
 }
 
 impl Meeting<'_> {
-    /// By pair of buffers, for the member at `place`, whose op is `node` of `rank`.
+    /// What a member gets, by pair of buffers: the member at `place`, whose op is `node` of `rank`.
     fn gets(&self, linked: Linked, offers: &Offers, (place, rank, node): (u32, u32, u32)) -> Vec<Gets> {
         let line = linked.line(rank);
         let pairs = line.reads(node as usize).iter().zip(line.writes(node as usize));
@@ -111,7 +111,7 @@ impl Meeting<'_> {
                 }
                 continue;
             }
-            // Of a token's numbers for each choice, a row of one choice takes its own.
+            // A row of one choice takes its own of its token's numbers for each choice.
             let skip = if a > z && self.by_choice { u64::from(choice) } else { 0 };
             let term =
                 |&(place, row, _): &(u32, u32, u32)| Term { read: place as usize, from: u64::from(row) * a + skip };
@@ -121,7 +121,8 @@ impl Meeting<'_> {
     }
 }
 
-/// What one member launches. Its reads are the buffers of all members, one member after the other.
+/// What one member launches. Its reads are the buffers of all members, one member after the other. Errors: a balanced
+/// route, which does not say which rows go.
 pub fn lower(linked: Linked, rank: u32, node: u32) -> Result<Lowered> {
     let meeting = Meeting::new(linked, rank, node)?;
     let buffers = linked.line(rank).reads(node as usize).len();
@@ -153,7 +154,8 @@ pub fn taken(linked: Linked, rank: u32, node: u32) -> Result<Vec<(u32, u64)>> {
     Ok(others.map(|((member, _), bytes)| (*member, bytes)).collect())
 }
 
-/// A message: with the member at `place`, `bytes` at `at` of the rows that are packed, or that come.
+/// A message between this member and the one at `place`: `bytes` from byte `at` on of the rows that are packed, or that
+/// come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
     pub place: u32,
@@ -168,15 +170,15 @@ pub struct Between {
     pub pack: Lowered,
     /// Reads the member's own buffers, then what comes, a piece for each of them; writes the member's own.
     pub unpack: Lowered,
-    /// In the order that both ends have: by buffer.
+    /// Messages in the order that both ends have: by buffer.
     pub sends: Vec<Message>,
     pub receives: Vec<Message>,
-    /// Where the pieces of what goes and of what comes begin, and where they end: bytes.
+    /// The bytes at which the pieces of what goes, and of what comes, begin; the last entry of each is the end.
     pub pieces: [Vec<u64>; 2],
 }
 
 impl Between {
-    /// Bytes of what goes, and of what comes.
+    /// Bytes of everything that goes, and of everything that comes.
     pub fn room(&self) -> [u64; 2] {
         [0, 1].map(|side| self.pieces[side].last().copied().unwrap_or(0))
     }
@@ -199,7 +201,7 @@ impl Piece {
         Piece { at, len: gets.len, size: gets.dtypes[0].size(), runs: 0 }
     }
 
-    /// As many runs more; the element that they begin at, and the message that they are.
+    /// Adds `runs` runs for or from the member at `place`. Returns the element that they begin at, and their message.
     fn more(&mut self, place: u32, runs: u64) -> (u64, Message) {
         let run = self.len * self.size;
         let message = Message { place, at: self.at + self.runs * run, bytes: runs * run };
@@ -231,7 +233,7 @@ pub fn between(linked: Linked, rank: u32, node: u32) -> Result<Between> {
 }
 
 impl Between {
-    /// What the others read of this member's buffer `b`, in the order that they do.
+    /// Packs what the others read of this member's buffer `b`, in the order that they do.
     fn goes(&mut self, all: &[Vec<Gets>], b: usize, own: u32) -> Result<()> {
         let (mut piece, mut packed) = (Piece::new(self.room()[0], &all[own as usize][b]), vec![]);
         for (place, gets) in (0..).zip(all).filter(|(place, _)| *place != own) {
@@ -247,7 +249,7 @@ impl Between {
         sums(&mut self.pack, &packed, [piece.len, b as u64], [dtype; 2])
     }
 
-    /// What this member's buffer `b` is made of: its own runs, and those that come.
+    /// Adds up this member's buffer `b` from its own runs and those that come.
     fn comes(&mut self, all: &[Vec<Gets>], b: usize, own: u32) -> Result<()> {
         let (gets, buffers) = (&all[own as usize][b], all[own as usize].len());
         let mut piece = Piece::new(self.room()[1], gets);

@@ -19,7 +19,7 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// As the command line has it.
+    /// The word of the command line.
     pub fn word(self) -> &'static str {
         match self {
             Attention::Own => "own",
@@ -42,7 +42,7 @@ impl FromStr for Attention {
     }
 }
 
-/// What is said of attention that no library does.
+/// The words for attention that no library does.
 pub const OWN: &str = "own kernels";
 
 /// Who does attention, in words.
@@ -60,14 +60,14 @@ pub enum Pass {
 }
 
 /// One pass over one block. Rows stand as plans have them: of queries [sequences, rows, heads * head_dim], of keys and
-/// values side by side [sequences, rows, (kv_heads * head_dim | kv_heads * v_dim)], of the log-sum-exp [sequences, rows,
-/// heads]. All of bf16 but the log-sum-exp and what else is said to be of floats.
+/// values side by side [sequences, rows, (kv_heads * head_dim | kv_heads * v_dim)], of the log-sum-exp [sequences,
+/// rows, heads]. Tensors are of bf16, but the log-sum-exp and what else is said to be of floats.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sdpa {
     pub pass: Pass,
     /// Sequences.
     pub batch: u64,
-    /// Of queries, and of keys and values.
+    /// Heads of queries, and of keys and values.
     pub heads: [u64; 2],
     /// Rows of a sequence that take part: queries, keys. All of them see something, or are seen.
     pub rows: [u64; 2],
@@ -75,9 +75,9 @@ pub struct Sdpa {
     pub pitch: [u64; 2],
     pub head_dim: u64,
     pub v_dim: u64,
-    /// What products of queries and keys are multiplied with.
+    /// The factor that products of queries and keys are multiplied with.
     pub scale: Factor,
-    /// Query i sees keys 0 to i + this; none: every query sees every key.
+    /// Query i sees the keys from 0 to i + `diagonal`; `None`: every query sees every key.
     pub diagonal: Option<u64>,
 }
 
@@ -88,12 +88,12 @@ impl Sdpa {
     }
 }
 
-/// Who has fused attention.
+/// A library of fused attention.
 pub trait Fused: Debug {
-    /// `"cuDNN 9.19.0"`.
+    /// The library's name and version, `"cuDNN 9.19.0"`.
     fn name(&self) -> String;
 
-    /// Bytes of memory that a pass works in; none where the library does not take its shape. Errors: the library fails, or
-    /// does not take the shape and [`Attention::Cudnn`] asks for it.
+    /// Bytes of memory that a pass works in; `None` where the library does not take its shape. Errors: the library
+    /// fails, or does not take the shape and [`Attention::Cudnn`] asks for it.
     fn workspace(&self, sdpa: &Sdpa) -> Result<Option<u64>>;
 }

@@ -10,12 +10,12 @@ use crate::plan::{OpKind, Plan};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of the one rank that is there.
+/// What would come to the one rank that is there.
 #[derive(Debug, Clone, Default)]
 pub struct Incoming {
-    /// Slots that messages and kernels write: where the rank's memory has what comes by message.
+    /// Slots that both messages and kernels write, each with the place in the rank's memory for what comes by message.
     pub places: BTreeMap<SlotId, u64>,
-    /// Ops and which of their operands have come.
+    /// Operands that have come by message: the op and the number among its reads.
     reads: FxHashSet<(u32, u32)>,
 }
 
@@ -48,13 +48,14 @@ impl Incoming {
         Incoming { places, reads }
     }
 
-    /// Where a slot begins for an operand of an op that has come by message.
+    /// Where a slot begins for an operand of an op, if that has come by message; `None`: it is read where kernels leave
+    /// it.
     pub fn at(&self, (node, read): (u32, u32), slot: SlotId) -> Option<u64> {
         self.places.get(&slot).filter(|_| self.reads.contains(&(node, read))).copied()
     }
 }
 
-/// Slots that messages and collectives write, but weights and gradients that are there all the time.
+/// Slots that messages and collectives write, without weights and gradients, which are there all the time.
 fn received(plan: &Plan, line: &Line) -> BTreeSet<SlotId> {
     let written = (0..line.nodes.len()).filter(|&node| communicates(line, node)).flat_map(|node| written(line, node));
     let lasting = lasting(plan);

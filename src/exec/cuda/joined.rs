@@ -122,7 +122,7 @@ pub fn ranks_are_processes(plan: &Plan, process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// The same on any device that this process has to itself.
+/// Trains as [`train`] does, on any device that this process has to itself.
 pub fn train_on<D: Device>(
     device: &mut D,
     plan: &Plan,

@@ -55,7 +55,7 @@ pub fn find(wanted: Wanted) {
     let folders = if wanted.of_driver() { of_driver() } else { of_toolkit(&variable) };
     for name in wanted.names() {
         for folder in folders.iter().filter(|folder| folder.join(name).exists()) {
-            // NVRTC looks its other half up by name.
+            // NVRTC looks up its builtins by name.
             if wanted == Wanted::Nvrtc {
                 starting(folder, "libnvrtc-builtins.so").iter().filter_map(|f| load(f)).for_each(std::mem::forget);
             }
@@ -66,9 +66,9 @@ pub fn find(wanted: Wanted) {
     }
 }
 
-/// cuDNN of a Python's wheels where that is newer than the system's: it is what PyTorch trains with there, and the kernels of
-/// attention have become faster with most versions. None where somebody has said which by `LD_LIBRARY_PATH`, or where the
-/// linker finds one of a version that its file does not tell.
+/// The cuDNN of a Python's wheels where that is newer than the system's: it is what PyTorch trains with there, and the
+/// kernels of attention have become faster with most versions. `None` where somebody has said which by
+/// `LD_LIBRARY_PATH`, or where the linker finds one of a version that its file does not tell.
 fn newer_cudnn(get: &dyn Fn(&str) -> Option<PathBuf>, system: &[PathBuf]) -> Option<PathBuf> {
     let name = Wanted::Cudnn.names()[0];
     let own = get("LD_LIBRARY_PATH");
@@ -112,7 +112,7 @@ fn starting(folder: &Path, with: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Where containers and distributions put the driver's libraries.
+/// Folders where containers and distributions put the driver's libraries.
 fn of_driver() -> Vec<PathBuf> {
     let known = [
         "/usr/local/nvidia/lib64",
@@ -126,7 +126,8 @@ fn of_driver() -> Vec<PathBuf> {
     known.map(PathBuf::from).into()
 }
 
-/// Beside the program, in toolkits, in the wheels of every Python that is on the PATH.
+/// Folders of the toolkit's libraries: beside the program, in toolkits, in the wheels of every Python that is on the
+/// PATH.
 fn of_toolkit(get: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let program = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_path_buf));
     let mut all: Vec<PathBuf> = program.into_iter().collect();

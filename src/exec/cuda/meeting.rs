@@ -17,21 +17,23 @@ pub struct Hello {
     pub rank: u32,
     pub world: u32,
     pub foretrain: String,
-    /// As ncclGetVersion says it.
+    /// NCCL's version as ncclGetVersion says it.
     pub nccl: i32,
-    /// Hash of the plan.
+    /// The hash of the plan.
     pub plan: String,
-    /// Node and GPU.
+    /// The node and GPU, in words.
     pub place: String,
-    /// Why it can take no part: it comes all the same, so that the others need not wait for it.
+    /// Why this process can take no part; `None`: it takes part. It comes all the same, so that the others need not
+    /// wait for it.
     #[serde(default)]
     pub trouble: Option<String>,
 }
 
-/// How long to wait: for the others to come, and for what they are to bring.
+/// The environment variable of how many seconds to wait: for the others to come, and for what they are to bring.
 pub const TIMEOUT: &str = "FORETRAIN_TIMEOUT";
 
-/// Seconds by [`TIMEOUT`], or five minutes: kernels are compiled meanwhile.
+/// How long to wait: the seconds that [`TIMEOUT`] says, or five minutes, since kernels are compiled meanwhile. Errors:
+/// text that is no number of seconds above 0 and below a million.
 pub fn timeout(said: Option<String>) -> Result<Duration> {
     let Some(text) = said else { return Ok(Duration::from_secs(300)) };
     let seconds = text.trim().parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6);
@@ -39,12 +41,12 @@ pub fn timeout(said: Option<String>) -> Result<Duration> {
     seconds.map(Duration::from_secs_f64).ok_or_else(why)
 }
 
-/// Between two signs of life; after the second without any a process is given up.
+/// The time between two signs of life, and after how long without any a process is given up.
 const PING: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
 /// For how long rank 0 tries to listen on a port that is taken.
 const BUSY: Duration = Duration::from_secs(5);
-/// For how long rank 0 waits for those that are still to come, to tell them why nothing comes of it.
+/// For how long rank 0 waits for processes that are still to come, to tell them why nothing comes of it.
 const LATE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -74,7 +76,7 @@ type Link = (u32, Arc<Mutex<TcpStream>>);
 pub struct Meeting {
     pub rank: u32,
     pub world: u32,
-    /// Of rank 0 to everyone; of everyone else to rank 0.
+    /// Connections: rank 0 has one to everyone; everyone else has one to rank 0.
     links: Vec<Link>,
     board: Arc<Board>,
     timeout: Duration,
@@ -133,12 +135,13 @@ impl Meeting {
         Ok(())
     }
 
-    /// Why one of the processes has failed, if one has.
+    /// Why one of the processes has failed; `None`: none has.
     pub fn failed(&self) -> Option<String> {
         self.board.state().failed.clone()
     }
 
-    /// Why what is under way may never end: one of the processes has failed, or has gone where all are wanted.
+    /// Why what is under way may never end: one of the processes has failed, or has gone where all are wanted. `None`:
+    /// it will end.
     pub fn gone(&self) -> Option<String> {
         let state = self.board.state();
         let ended = || state.ended.first().map(|rank| format!("rank {rank} has ended while others are in a step"));
@@ -166,14 +169,14 @@ impl Meeting {
         }
     }
 
-    /// Ends as a process does that is killed: nobody is told.
+    /// Ends this process's part as if it were killed: nobody is told.
     pub fn vanish(self) {
         for (_, link) in &self.links {
             let _ = lock(link).shutdown(Shutdown::Both);
         }
     }
 
-    /// What all have brought, by rank, at rank 0; nothing elsewhere.
+    /// Collects the bytes that all have brought, by rank, at rank 0; `None` elsewhere.
     pub fn gather(&self, own: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>> {
         if self.rank > 0 {
             self.say(0, &own)?;
@@ -186,7 +189,7 @@ impl Meeting {
         Ok(Some(all))
     }
 
-    /// Goes on when rank 0 does.
+    /// Waits here until rank 0 comes here too.
     pub fn together(&self) -> Result<()> {
         match self.rank {
             0 => (1..self.world).try_for_each(|rank| self.say(rank, &[])),
@@ -254,14 +257,14 @@ fn lock(link: &Mutex<TcpStream>) -> MutexGuard<'_, TcpStream> {
     link.lock().unwrap_or_else(|p| p.into_inner())
 }
 
-/// Tells the ranks of all links but one.
+/// Tells the ranks of all links but `but` why something failed.
 fn tell(links: &[Link], but: Option<u32>, why: &str) {
     for (_, link) in links.iter().filter(|(rank, _)| Some(*rank) != but) {
         let _ = send(&mut *lock(link), Frame::Failed, why.as_bytes());
     }
 }
 
-/// What comes from a rank, until it is done or gone. Rank 0 passes failures on.
+/// Takes what comes from a rank, until it is done or gone. Rank 0 passes failures on.
 fn hear(mut stream: TcpStream, peer: u32, board: &Board, links: &[Link]) {
     loop {
         let heard = receive(&mut stream);
@@ -320,7 +323,8 @@ fn gathered(
     Ok((all.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect(), shared))
 }
 
-/// Once something is wrong all that come are told of it, and those that are still to come are waited for a little longer.
+/// Waits until everyone has come. Once something is wrong all that come are told of it, and those that are still to
+/// come are waited for a little longer.
 fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (TcpStream, Hello)>) -> Result<()> {
     if own.world == 1 {
         return Ok(());
@@ -365,7 +369,7 @@ fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (Tcp
     wrong.map_or(Ok(()), fail)
 }
 
-/// Who has not come.
+/// The ranks that have not come, in words.
 fn missing(own: &Hello, all: &BTreeMap<u32, (TcpStream, Hello)>) -> String {
     let missing: Vec<String> = (1..own.world).filter(|r| !all.contains_key(r)).map(|r| r.to_string()).collect();
     let (few, more) = (missing[..missing.len().min(8)].join(", "), missing.len().saturating_sub(8));
@@ -390,7 +394,7 @@ fn listen(port: u16, until: Instant) -> std::io::Result<Vec<TcpListener>> {
         let (new, old) = (bind("::"), bind("0.0.0.0"));
         match (new, old) {
             (Ok(new), old) => return Ok([Ok(new), old].into_iter().flatten().collect()),
-            // One without the new addresses.
+            // A system without IPv6 addresses.
             (Err(e), Ok(old)) if e.kind() != ErrorKind::AddrInUse => return Ok(vec![old]),
             (_, Err(e)) if e.kind() != ErrorKind::AddrInUse || Instant::now() > until => return Err(e),
             (_, Ok(old)) if Instant::now() > until => return Ok(vec![old]),
@@ -399,8 +403,8 @@ fn listen(port: u16, until: Instant) -> std::io::Result<Vec<TcpListener>> {
     }
 }
 
-/// To `at`, unless the connection has met itself: a port that nobody listens on yet may be taken for the near end of
-/// the connection that looks for it, and TCP joins the two.
+/// Connects to `at`, unless the connection has met itself: a port that nobody listens on yet may be taken for the near
+/// end of the connection that looks for it, and TCP joins the two.
 fn reach(at: &SocketAddr) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(at, Duration::from_secs(5))?;
     match stream.local_addr()? == stream.peer_addr()? {
@@ -409,7 +413,8 @@ fn reach(at: &SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-/// To the first that answers: a name may have addresses at which nobody listens, as localhost has ::1 before 127.0.0.1.
+/// Connects to the first address that answers: a name may have some at which nobody listens, as localhost has ::1
+/// before 127.0.0.1.
 fn reach_any(all: &[SocketAddr]) -> std::io::Result<TcpStream> {
     let mut tried = Err(ErrorKind::AddrNotAvailable.into());
     for at in all {
@@ -421,7 +426,7 @@ fn reach_any(all: &[SocketAddr]) -> std::io::Result<TcpStream> {
     tried
 }
 
-/// What a process has that rank 0 has not.
+/// Why a process does not fit rank 0, in words; `None`: it does.
 fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
     let who = format!("rank {} ({})", other.rank, other.place);
     let differ =
@@ -445,7 +450,7 @@ fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
         .then(|| format!("{who} has another plan than rank 0: give all the same flags, or one --plan"))
 }
 
-/// 23007 is 2.30.7.
+/// NCCL's version in words: 23007 is 2.30.7.
 pub fn version(nccl: i32) -> String {
     format!("{}.{}.{}", nccl / 10_000, nccl % 10_000 / 100, nccl % 100)
 }
@@ -453,7 +458,7 @@ pub fn version(nccl: i32) -> String {
 /// How often a connection that is reset before it is answered is tried again.
 const MOST_RESETS: u32 = 3;
 
-/// Everyone else: goes to rank 0 until it is there.
+/// Any rank but 0: goes to rank 0 until it is there.
 fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(TcpStream, Vec<u8>)> {
     let (mut last, mut resets) = (String::from("nobody answers"), 0);
     let fail = |why: String| Err(Error::device("join", why));
@@ -480,7 +485,7 @@ fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(Tc
             Ok((Frame::Welcome, shared)) => Ok((stream, shared)),
             Ok((Frame::Failed, why)) => fail(String::from_utf8_lossy(&why).into_owned()),
             Ok(_) => fail(format!("what listens at {host}:{port} is no rank 0")),
-            // Whoever had the port before rank 0 has left it with this connection in its queue.
+            // Another process had the port before rank 0, and has left it with this connection in its queue.
             Err(e) if e.kind() == ErrorKind::ConnectionReset && resets < MOST_RESETS => {
                 (last, resets) = (e.to_string(), resets + 1);
                 std::thread::sleep(Duration::from_millis(50));

@@ -93,7 +93,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Errors: NCCL is not on this machine, or is older than 2.18.
+    /// NCCL of this machine. Errors: it is not here, or is older than 2.18.
     pub fn load() -> Result<Nccl> {
         libraries::find(Wanted::Nccl);
         let mut why = String::new();
@@ -126,7 +126,7 @@ impl Nccl {
         Err(Error::device(what, format!("NCCL: {said}{}{last}", if last.is_empty() { "" } else { ": " })))
     }
 
-    /// 23007 is 2.30.7.
+    /// The version of the library: 23007 is 2.30.7.
     pub fn version(&self) -> Result<i32> {
         let mut version = 0;
         // SAFETY: written before the call returns.
@@ -134,7 +134,7 @@ impl Nccl {
         self.done("version", status).map(|()| version)
     }
 
-    /// What rank 0 gives to everyone.
+    /// The id of a new communicator, which rank 0 makes and gives to everyone.
     pub fn id(&self) -> Result<Vec<u8>> {
         let mut id = Id([0; 128]);
         // SAFETY: as above.
@@ -154,8 +154,8 @@ impl Nccl {
         Ok(())
     }
 
-    /// The communicator of a lane: all processes call this for the same lanes in the same order, one that has no use for it
-    /// with no members. It gets none then, which would take memory.
+    /// Makes the communicator of a lane: all processes call this for equal lanes in equal order, one that has no use
+    /// for it with no members. That one gets no communicator, which would take memory.
     pub fn split(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
         let world = self.world.ok_or_else(|| Error::device("nccl", "no process has been joined"))?;
         let key = members.iter().position(|m| *m == rank).unwrap_or(0);
@@ -170,7 +170,7 @@ impl Nccl {
         Ok(())
     }
 
-    /// One group of calls on a stream.
+    /// Hands over one group of calls to a stream.
     ///
     /// # Safety
     /// Addresses lie in live allocations of the communicator's device, of the sizes that calls say.
@@ -202,13 +202,13 @@ impl Nccl {
                 self.done("call", status)
             };
             let all = calls.iter().try_for_each(one);
-            // In any case: what comes after would else be of this group.
+            // The group ends in any case: later calls would else be of this group.
             let ended = self.done("end a group", (f.group_end)());
             all.and(ended)
         }
     }
 
-    /// What went wrong on another thread, or on another rank, as far as NCCL knows.
+    /// Whether all is well. Errors: what went wrong on another thread, or on another rank, as far as NCCL knows.
     pub fn state(&self) -> Result<()> {
         for &comm in self.lanes.values().chain(&self.world) {
             let mut state = SUCCESS;

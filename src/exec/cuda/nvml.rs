@@ -11,7 +11,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
 type Device = *mut c_void;
 
-/// What a GPU is doing.
+/// The state of a GPU at a moment: clocks in MHz, temperature in degrees Celsius, power in mW.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conditions {
     pub sm_mhz: u32,
@@ -22,7 +22,7 @@ pub struct Conditions {
     pub reasons: u64,
 }
 
-/// nvmlClocksEventReasons, as far as they make a measurement doubtful.
+/// The bits of nvmlClocksEventReasons that make a measurement doubtful.
 const REASONS: [(u64, &str); 4] =
     [(0x4, "power cap"), (0x20, "thermal (software)"), (0x40, "thermal (hardware)"), (0x80, "power brake")];
 
@@ -38,7 +38,7 @@ impl std::fmt::Display for Conditions {
 pub struct Nvml(Library);
 
 impl Nvml {
-    /// None where it is not on this machine, or does not start.
+    /// NVML of this machine; `None` where it is not here, or does not start.
     pub fn load() -> Option<Nvml> {
         libraries::find(Wanted::Nvml);
         // SAFETY: NVML's constructors have no conditions.
@@ -89,7 +89,7 @@ impl Nvml {
         (status == 0).then_some(f64::from(milliwatts) * 1e-3)
     }
 
-    /// Of the GPU there; what cannot be asked is 0.
+    /// The state of the GPU there; numbers that cannot be asked are 0.
     pub fn conditions(&self, bus: &str) -> Option<Conditions> {
         let device = self.device(bus)?;
         // SAFETY: signatures are those of nvml.h; everything written is written before a call returns.

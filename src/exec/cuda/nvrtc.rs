@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Machine code of one source, and what the compiler said it takes.
+/// Machine code of one source, and the registers and memory that the compiler said it takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compiled {
     /// A cubin, for the architecture asked for alone.
@@ -39,7 +39,7 @@ fn text(of: &str) -> CString {
     CString::new(of).expect("sources and options have no zero bytes")
 }
 
-/// What every source is compiled with.
+/// The options that every source is compiled with.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--ptxas-options=-v", "-default-device"];
 
 /// Compiles `source` with its macros for an architecture, `"90a"`. Errors: no NVRTC here; what the compiler says.
@@ -60,12 +60,13 @@ pub fn compile(source: Source, defines: &[(String, String)], arch: &str) -> Resu
 }
 
 /// Compiles, or takes what was compiled before from the folder of [`cache`]. A cache that cannot be written is done
-/// without.
+/// without. Errors: those of [`compile`].
 pub fn cached(source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
     cached_in(cache(), source, defines, arch)
 }
 
-/// The same with a folder of one's own, or none.
+/// Compiles or takes as [`cached`] does, from a folder of one's own; `None`: nothing is kept. Errors: those of
+/// [`compile`].
 pub fn cached_in(dir: Option<PathBuf>, source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
     let Some(dir) = dir else { return Ok(compile(source, defines, arch)?.code) };
     if let Ok(code) = std::fs::read(file(&dir, source, defines, arch)) {
@@ -77,7 +78,7 @@ pub fn cached_in(dir: Option<PathBuf>, source: Source, defines: &[(String, Strin
     compiled_to(&dir, source, defines, arch)
 }
 
-/// Compiles in any case, and keeps that: for code that did not load.
+/// Compiles in any case, and keeps the code: in place of code that did not load. Errors: those of [`compile`].
 pub fn anew(source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
     match cache() {
         Some(dir) => compiled_to(&dir, source, defines, arch),
@@ -105,7 +106,7 @@ pub fn cache() -> Option<PathBuf> {
     of("FORETRAIN_CACHE").or_else(|| users().map(|dir| dir.join("foretrain")))
 }
 
-/// Of everything that the machine code follows from, but the compiler's version: what runs on a GPU runs whoever
+/// A hash of everything that the machine code follows from, but the compiler's version: what runs on a GPU runs whoever
 /// compiled it.
 fn hash(source: Source, defines: &[(String, String)]) -> u64 {
     let mut hasher = FxHasher::default();
@@ -159,7 +160,7 @@ impl Drop for Program {
     }
 }
 
-/// What ptxas says, `-v`: a kernel's name, then its spills, then its registers.
+/// The resources of kernels, from what ptxas says with `-v`: a kernel's name, then its spills, then its registers.
 fn resources(log: &str) -> Vec<Resources> {
     let mut found: Vec<Resources> = vec![];
     for line in log.lines() {

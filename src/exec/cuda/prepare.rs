@@ -13,10 +13,10 @@ use crate::plan::{Dtype, Kernel, OpKind};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// A rank's op.
+/// An op of a rank: the rank, and the op's node in its line.
 pub type OpAt = (u32, u32);
 
-/// One deed of an op, with addresses.
+/// One deed of an op on a stream, with addresses.
 #[derive(Debug, Clone)]
 pub enum Ready {
     Launch { function: FunctionId, size: Size, words: Vec<u64> },
@@ -28,7 +28,7 @@ pub enum Ready {
 /// Everything that is launched in a step.
 pub struct Prepared {
     pub ops: Vec<(OpAt, Rc<Lowered>)>,
-    /// By device: the most that one op wants of scratch memory, and all constants together.
+    /// Bytes by device: the most that one op wants of scratch memory, and all constants together.
     pub scratch: Vec<u64>,
     pub tables: Vec<u64>,
     /// Exchanges with other processes, of the rank that is here, by op.
@@ -40,7 +40,8 @@ pub fn dtypes(linked: Linked, places: &[Place]) -> Vec<Dtype> {
     places.iter().map(|p| linked.plan.tensors[p.tensor as usize].dtype).collect()
 }
 
-/// What an op launches in a step; none for a transfer or a collective.
+/// The launches of an op in a step; `None` for a transfer or a collective. Errors: a dtype that no kernel takes, a
+/// balanced route, with the op's name.
 pub fn lower_op(linked: Linked, (rank, node): OpAt, step: u64) -> Result<Option<Lowered>> {
     let line = linked.line(rank);
     let (reads, writes) = (line.reads(node as usize), line.writes(node as usize));
@@ -56,7 +57,7 @@ pub fn lower_op(linked: Linked, (rank, node): OpAt, step: u64) -> Result<Option<
     lowered.map(Some).map_err(|e| Error::device(named(linked, rank, node), e))
 }
 
-/// Rank, path and operands of an op, for an error.
+/// The name of an op in an error: rank, path and operands.
 pub fn named(linked: Linked, rank: u32, node: u32) -> String {
     let line = linked.line(rank);
     let shape = |place: &Place| {
@@ -69,7 +70,7 @@ pub fn named(linked: Linked, rank: u32, node: u32) -> String {
 }
 
 impl Prepared {
-    /// For ranks on `devices`, of which there are `count`.
+    /// The launches of ranks on `devices`, of which there are `count`.
     pub fn new(linked: Linked, devices: &[u32], count: usize) -> Result<Prepared> {
         let mut all = Prepared { ops: vec![], scratch: vec![0; count], tables: vec![0; count], between: vec![] };
         let mut alike: FxHashMap<(u32, String), Rc<Lowered>> = FxHashMap::default();
@@ -110,7 +111,8 @@ impl Prepared {
         self.ops.iter().filter(|(_, lowered)| lowered.in_fp8()).map(|(op, _)| *op)
     }
 
-    /// Bytes of what goes and of what comes by the exchanges of each lane: they are one after the other.
+    /// Bytes of what goes, and of what comes, by the exchanges of each lane: the most of any, as they run one after the
+    /// other.
     pub fn rooms(&self, linked: Linked) -> FxHashMap<u16, [u64; 2]> {
         let mut rooms: FxHashMap<u16, [u64; 2]> = FxHashMap::default();
         for (node, between) in &self.between {
@@ -122,7 +124,7 @@ impl Prepared {
     }
 }
 
-/// Ops of a rank that have it in common launch the same; none where nothing is launched.
+/// A name of what an op launches: ops of a rank with equal names launch the same. `None` where nothing is launched.
 fn name(linked: Linked, rank: u32, node: u32) -> Option<String> {
     let line = linked.line(rank);
     let types = |places: &[Place]| dtypes(linked, places);
@@ -130,14 +132,14 @@ fn name(linked: Linked, rank: u32, node: u32) -> Option<String> {
         OpKind::Compute { kernel, .. } => {
             Some(format!("{kernel:?} {:?} {:?}", types(line.reads(node as usize)), types(line.writes(node as usize))))
         }
-        // A rank alone waits in place of it.
+        // A rank alone waits in place of an exchange.
         OpKind::Exchange { .. } if linked.waits.is_some() => None,
         OpKind::Exchange { .. } => Some(format!("exchange {node}")),
         _ => None,
     }
 }
 
-/// One copy of each constant on a device.
+/// The launches with one copy of each constant on a device.
 fn interned(
     mut lowered: Lowered,
     device: u32,

@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 pub struct Process {
     pub rank: u32,
     pub world: u32,
-    /// Its number among those on its node: that of its GPU.
+    /// The number of the process among those on its node, which is that of its GPU.
     pub local: u32,
-    /// What started it.
+    /// The name of the program that started it.
     pub by: &'static str,
 }
 
@@ -25,7 +25,7 @@ const STARTERS: [(&str, [&str; 3]); 4] = [
 /// Variables that say how many processes a node has: where it is all of them, rank 0 is here.
 const ON_A_NODE: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
-/// Where ranks meet if nobody says otherwise.
+/// The port where ranks meet if nobody says otherwise.
 const PORT: u16 = 29_511;
 
 type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -40,7 +40,7 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// By the first starter whose rank and number are there; none for a process that was started by itself. Errors: a
+/// The process by the first starter whose rank and number are there; `None`: it was started by itself. Errors: a
 /// variable that is no number or is missing, a rank that is not below the number of processes.
 pub fn of(get: Get) -> Result<Option<Process>> {
     for (by, [rank, world, local]) in STARTERS {
@@ -105,7 +105,7 @@ impl Process {
     }
 }
 
-/// `gpu[003-010,12],x` begins with gpu003.
+/// The first node of SLURM's list: `gpu[003-010,12],x` begins with gpu003.
 fn first_node(list: &str) -> String {
     match list.split_once('[') {
         Some((name, rest)) if !name.contains(',') => {
@@ -116,7 +116,7 @@ fn first_node(list: &str) -> String {
     }
 }
 
-/// Refuses to be one of several: each would do the whole of it.
+/// Errors: this process is one of several, each of which would do the whole work.
 pub fn alone() -> Result<()> {
     match of(&environment)? {
         Some(Process { rank, world, by, .. }) if world > 1 => {

@@ -33,7 +33,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// `devices`: the GPU of each rank, by its number on this machine.
+    /// The placement of ranks on `devices`: the GPU of each, by its number on this machine.
     pub fn new(devices: &[u32]) -> Placement {
         let mut ordinals = devices.to_vec();
         ordinals.sort_unstable();
@@ -44,7 +44,8 @@ impl Placement {
 }
 
 /// Trains for the steps of `job` on this machine's GPUs, [`Options::devices`] being the GPU of each rank. `each` is given
-/// every step as it ends, counted from 1. Errors: no driver, no such GPU, too little memory, a dtype that no kernel takes.
+/// every step as it ends, with its number in [`Job::numbers`]. Errors: no driver, no such GPU, too little memory, a
+/// dtype that no kernel takes.
 pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64, Run) -> Result<()>) -> Result<()> {
     driver::count()?;
     check::check(plan)?;
@@ -53,7 +54,7 @@ pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64
     train_on(&mut cuda, plan, options, job, each)
 }
 
-/// The same on any device, which has as many GPUs as `options.devices` names.
+/// Trains as [`train`] does, on any device that has as many GPUs as `options.devices` names.
 pub fn train_on<D: Device>(
     device: &mut D,
     plan: &Plan,
@@ -114,15 +115,16 @@ pub fn train_on<D: Device>(
 /// How steps are timed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Timing<'a> {
-    /// The first is for what comes up once, and is slow.
+    /// Steps to do. The first is for what comes up once, and is slow.
     pub steps: u64,
-    /// One rank alone, its messages and collectives replaced: by waits, or by copies inside its own memory.
+    /// The one rank that is there, its messages and collectives replaced by waits, or by copies inside its own memory;
+    /// `None`: all ranks are.
     pub solo: Option<u32>,
-    /// Seconds of each op of that rank, for those that communicate.
+    /// Seconds that each communicating op of the rank alone waits, by op; `None`: it copies.
     pub waits: Option<&'a [f64]>,
-    /// How often to repeat the step as one CUDA graph; a step of waits, which the host ends, is not.
+    /// How often to repeat the step as one CUDA graph; a step with waits is not repeated so, as the host ends them.
     pub graphs: u64,
-    /// Everything one after the other: see [`Linked::in_line`].
+    /// Whether everything runs one after the other: see [`Linked::in_line`].
     pub in_line: bool,
     pub rest: Rest,
 }
@@ -132,10 +134,11 @@ pub struct Timing<'a> {
 pub enum Rest {
     #[default]
     Never,
-    /// Small steps are at full clocks, large ones in their first tens of milliseconds.
+    /// Between steps: small steps are at full clocks, large ones in their first tens of milliseconds.
     BetweenSteps,
-    /// Between steps, and within them behind so many seconds of work at most, or one op: all kernels are at full clocks,
-    /// those at the end of a long step too. How long ops take a step tells that comes behind the first and counts for nothing.
+    /// Between steps, and within them behind this many seconds of work at most, or one op: all kernels are at full
+    /// clocks, those at the end of a long step too. How long ops take is told by a step behind the first, which counts
+    /// for nothing.
     Within(f64),
 }
 
@@ -177,7 +180,7 @@ pub fn time_steps<D: Device>(
     }
     let gathered = |done| outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done);
     for step in 1..=steps {
-        // The first is for what comes up once, and names what fails.
+        // The first step is for what comes up once, and names what fails.
         session.one_by_one(step == 1 && steps > 1);
         let begun = Instant::now();
         session.step(step, Keep::default())?;
@@ -194,7 +197,7 @@ pub fn time_steps<D: Device>(
         std::thread::sleep(match rest {
             _ if step == steps && graphs == 0 => Duration::ZERO,
             Rest::Never => Duration::ZERO,
-            // It has rested within, but in the first.
+            // The GPU has rested within the step, but in the first.
             Rest::Within(most) if step > 1 => took.min(Duration::from_secs_f64(most)),
             Rest::Within(_) | Rest::BetweenSteps => took.min(LONG_ENOUGH),
         });
@@ -221,24 +224,25 @@ fn breaks(timeline: &Timeline, most: f64) -> Vec<(OpAt, f64)> {
     found
 }
 
-/// For so long the GPU waits at the start of a step in which it rests, so that all of the step is there when it begins:
+/// How long the GPU waits at the start of a step in which it rests, so that all of the step is there when it begins:
 /// behind a pause the host is slow, and takes up to a tenth of a millisecond for its first command.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// Clocks are full again behind it, whatever was before: power is looked at over tens of milliseconds.
+/// The longest rest, behind which clocks are full again whatever was before: power is looked at over tens of
+/// milliseconds.
 const LONG_ENOUGH: Duration = Duration::from_secs(1);
 
-/// One step of seeded weights and tokens.
+/// One step of seeded weights and tokens. Errors: those of [`train`].
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
     one_step(options.seed, |job, each| train(plan, options, job, &mut |_, done| each(done)))
 }
 
-/// What a block may have of shared memory on all of the GPUs: ranks that run one program launch the same.
+/// Bytes of shared memory that a block may have on all of the GPUs: ranks that run one program launch the same.
 pub(super) fn least_shared<D: Device>(device: &D, gpus: usize) -> u64 {
     (0..gpus as u32).map(|gpu| device.shared(gpu)).min().unwrap_or(LEAST_SHARED)
 }
 
-/// Plans whose operands no kernel here takes, said before anything is worked out.
+/// Errors: a plan with operands that no kernel here takes, said before anything is worked out.
 pub(super) fn takes(plan: &Plan) -> Result<()> {
     if let Some(tensor) = plan.tensors.iter().find(|t| t.host) {
         let why = format!(
@@ -266,7 +270,7 @@ pub(super) fn takes(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Rows, columns and inner dim of the product that stands for the best a GPU does.
+/// Rows, columns and inner dim of the product that stands for the best that a GPU does; and how often it is timed.
 const SIDE: u64 = 8192;
 const TIMES: usize = 10;
 
@@ -279,7 +283,7 @@ pub fn best_gemm(ordinal: u32) -> Result<f64> {
 
 /// Median seconds of a square bf16 product, of random numbers: zeros would be faster than work is.
 pub fn gemm_seconds<D: Device>(device: &mut D, side: u64, times: usize) -> Result<f64> {
-    // Three more before: the first chooses an algorithm, and clocks rise.
+    // Three products more before those: the first chooses an algorithm, and clocks rise.
     let mut square = Square::new(device, side, times + 3)?;
     square.hand_over(device)?;
     square.seconds(device, 3)
@@ -290,12 +294,12 @@ pub struct Square {
     gemm: Gemm,
     operands: Operands,
     stream: StreamId,
-    /// Around each product of a round.
+    /// The events before and after each product of a round.
     events: Vec<[EventId; 2]>,
 }
 
 impl Square {
-    /// Of random numbers, `times` products a round.
+    /// A product of random numbers, `times` products a round.
     pub fn new<D: Device>(device: &mut D, side: u64, times: usize) -> Result<Square> {
         let bytes = 2 * side * side;
         let [a, b, c] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?, device.allocate(0, bytes)?];
@@ -311,7 +315,7 @@ impl Square {
         Ok(Square { gemm, operands, stream, events })
     }
 
-    /// One round. It is under way when this returns.
+    /// Hands over one round. It is under way when this returns.
     pub fn hand_over<D: Device>(&mut self, device: &mut D) -> Result<()> {
         for [from, to] in &self.events {
             device.record(self.stream, *from)?;

@@ -25,7 +25,7 @@ use crate::plan::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
-/// Bytes of a rank's memory.
+/// A range of bytes of a rank's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
     pub rank: u32,
@@ -60,7 +60,7 @@ pub enum Command {
         from: Region,
         to: Region,
     },
-    /// The rows that an exchange leaves on the rank, out of the memories of all its members.
+    /// Takes the rows that an exchange leaves on the rank out of the memories of all its members.
     Pull {
         stream: StreamId,
         rank: u32,
@@ -72,7 +72,7 @@ pub enum Command {
         rank: u32,
         node: u32,
     },
-    /// Nothing, for as long as an op with absent ranks takes.
+    /// Waits for as long as an op with absent ranks takes.
     Idle {
         stream: StreamId,
         rank: u32,
@@ -128,37 +128,38 @@ pub struct Script {
     /// The device of each stream, and of each event.
     pub streams: Vec<u32>,
     pub events: Vec<u32>,
-    /// By rank and node.
+    /// The events around each op, by rank and node.
     pub around: Vec<Vec<Around>>,
 }
 
-/// What a plan is turned into commands with.
+/// The plan that is turned into commands, and what of its surroundings decides them.
 #[derive(Clone, Copy)]
 pub struct Linked<'p> {
     pub plan: &'p Plan,
     pub lines: &'p [Line<'p>],
     pub matching: &'p Matching,
-    /// By program.
+    /// The layout of memory of each program.
     pub layouts: &'p [Layout],
-    /// The one rank that is there, all others being made up for by copies inside its memory: for times of its kernels.
+    /// The one rank that is there, all others being made up for by copies inside its memory, for times of its kernels;
+    /// `None`: all ranks are.
     pub solo: Option<u32>,
-    /// The others are there after all, in processes of their own.
+    /// Whether the others are there after all, in processes of their own.
     pub joined: bool,
-    /// Of a rank that is alone: how long each of its ops that communicate takes, in seconds; without them, as long as a
-    /// copy of as many of its own bytes.
+    /// Seconds that each communicating op of a rank alone takes, by op; `None`: as long as a copy of as many of its own
+    /// bytes.
     pub waits: Option<&'p [f64]>,
-    /// What would come to it.
+    /// What would come to a rank alone; `None`: nothing is kept apart for it.
     pub incoming: Option<&'p Incoming>,
     /// Bytes of shared memory that a block of threads may have on every GPU here.
     pub shared: u64,
-    /// Who has fused attention there, if anyone is to do it.
+    /// The library that does attention there; `None`: the project's own kernels do.
     pub fused: Option<&'p dyn Fused>,
     /// Whether everything on a GPU is done one after the other, on one stream: for times of kernels that nothing ran beside.
     pub in_line: bool,
 }
 
 impl<'p> Linked<'p> {
-    /// Of all ranks in one process, where nothing is said of the GPUs that they are on.
+    /// A plan with all ranks in one process, where nothing is said of the GPUs that they are on.
     pub fn new(plan: &'p Plan, lines: &'p [Line<'p>], matching: &'p Matching, layouts: &'p [Layout]) -> Linked<'p> {
         let (solo, joined, waits, incoming, fused, in_line) = (None, false, None, None, None, false);
         Linked { plan, lines, matching, layouts, solo, joined, waits, incoming, shared: LEAST_SHARED, fused, in_line }
@@ -182,7 +183,7 @@ impl<'p> Linked<'p> {
         self.part_from(base, rank, place, [part, parts])
     }
 
-    /// The same of a slot that begins at `base`.
+    /// Part `part` of `parts` equal parts of a place in a slot that begins at `base`.
     fn part_from(&self, base: u64, rank: u32, place: &Place, [part, parts]: [usize; 2]) -> Region {
         let tensor = &self.plan.tensors[place.tensor as usize];
         let row = tensor.row_len() * tensor.dtype.size();
@@ -199,7 +200,7 @@ impl<'p> Linked<'p> {
         }
     }
 
-    /// Every member of a collective with its own op.
+    /// The members of a collective: each rank, with its own op.
     pub fn members(&self, rank: u32, node: u32) -> Result<Vec<(u32, u32)>> {
         let Linked { plan, matching, .. } = *self;
         let (own, lane) = (plan.program_of(rank), self.line(rank).nodes[node as usize].lane);
@@ -211,7 +212,7 @@ impl<'p> Linked<'p> {
         })
     }
 
-    /// What a leg of a rank sends, or where what it receives goes.
+    /// The region that a leg of a rank sends from, or that it receives into.
     pub fn leg_region(&self, rank: u32, at: LegAt) -> Region {
         let line = self.line(rank);
         let OpKind::Transfer { legs, .. } = &line.nodes[at.node as usize].op.kind else {
@@ -226,14 +227,14 @@ impl<'p> Linked<'p> {
         self.region(rank, place)
     }
 
-    /// Source or destination of member `i`: part `part` of `parts`.
+    /// Part `part` of `parts` of a member's source or, with `dst`, of its destination.
     pub fn side(&self, (rank, node): (u32, u32), dst: bool, part: usize, parts: usize) -> Region {
         let line = self.line(rank);
         let places = if dst { line.writes(node as usize) } else { line.reads(node as usize) };
         self.part(rank, &places[0], part, parts)
     }
 
-    /// What an op of a rank reads.
+    /// The region of an operand that an op of a rank reads.
     pub fn read_region(&self, rank: u32, node: u32, read: usize) -> Region {
         let place = &self.line(rank).reads(node as usize)[read];
         let slot = SlotId { tensor: place.tensor, slot: place.slot };
@@ -241,7 +242,7 @@ impl<'p> Linked<'p> {
         come.map_or_else(|| self.region(rank, place), |base| self.part_from(base, rank, place, [0, 1]))
     }
 
-    /// A whole place.
+    /// The region of a whole place.
     pub fn region(&self, rank: u32, place: &Place) -> Region {
         self.part(rank, place, 0, 1)
     }
@@ -262,7 +263,7 @@ pub fn script(linked: Linked, devices: &[u32], watched: &[SlotId]) -> Result<Scr
     })
 }
 
-/// Every start and end, in an order in which all of them can come.
+/// Every start and end of an op, in an order in which all of them can come.
 fn moments(linked: Linked) -> Result<Vec<Moment>> {
     let Linked { plan, lines, matching, .. } = linked;
     if let Some(rank) = linked.solo {
@@ -293,7 +294,7 @@ struct Writer<'p> {
     commands: Vec<Command>,
     streams: FxHashMap<Use, StreamId>,
     stream_devices: Vec<u32>,
-    /// The device of each.
+    /// The device of each event.
     events: Vec<u32>,
     around: Vec<Vec<Around>>,
     /// The event after the copy of a leg, by the receiving rank and its leg.
@@ -354,11 +355,11 @@ impl<'p> Writer<'p> {
         self.commands.push(Command::Wait { stream, event });
     }
 
-    /// The op's edges hold; a kernel runs at once.
+    /// Starts an op whose edges hold; a kernel runs at once.
     fn start(&mut self, Moment { rank, node, .. }: Moment) {
         let stream = self.stream(rank, node);
         for &pred in self.linked.line(rank).preds(node as usize) {
-            // What stands on the same stream is in order already.
+            // An op on the same stream is in order already.
             if self.stream(rank, pred) != stream {
                 let end = self.around[rank as usize][pred as usize].end;
                 self.wait(stream, end);
@@ -372,7 +373,7 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Everyone the op meets has started.
+    /// Ends an op, once everyone that it meets has started.
     fn end(&mut self, Moment { rank, node, .. }: Moment) -> Result<()> {
         match &self.linked.line(rank).nodes[node as usize].op.kind {
             OpKind::Compute { .. } => return Ok(()),
@@ -395,7 +396,7 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
-    /// In place of what comes from others, a wait or as many bytes of its own.
+    /// Puts a wait, or copies of as many bytes of the rank's own, in place of what comes from others.
     fn alone(&mut self, rank: u32, node: u32) {
         let stream = self.stream(rank, node);
         if self.linked.waits.is_some() {
@@ -438,7 +439,7 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
-    /// The copy that a leg of `rank` is one end of, written once for both; the event after it.
+    /// Writes the copy that a leg of `rank` is one end of, once for both ends. Returns the event after it.
     fn deliver(&mut self, rank: u32, at: LegAt, leg: &Leg) -> Result<EventId> {
         let Linked { plan, matching, .. } = self.linked;
         let peer = self.linked.group(rank, at.node).neighbour(&plan.views, rank, leg.by);
@@ -463,7 +464,7 @@ impl<'p> Writer<'p> {
         Ok(event)
     }
 
-    /// Written whole, on the streams of all members, when the first of them comes to its end.
+    /// Writes a collective whole, on the streams of all members, when the first of them comes to its end.
     fn collective(&mut self, rank: u32, node: u32, kind: CollectiveKind) -> Result<()> {
         let members = self.linked.members(rank, node)?;
         if !self.gathered.insert(members[0]) {
@@ -487,7 +488,7 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
-    /// Every member takes its rows once all have started, and goes on once all have what they take.
+    /// Writes an exchange: every member takes its rows once all have started, and goes on once all have what they take.
     fn exchange(&mut self, rank: u32, node: u32) -> Result<()> {
         let members = self.linked.members(rank, node)?;
         if !self.gathered.insert(members[0]) {
@@ -505,7 +506,7 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
-    /// Each of the streams waits for the events of all others.
+    /// Has each of the streams wait for the events of all others.
     fn everyone(&mut self, streams: &[StreamId], events: &[EventId]) {
         for (i, &stream) in streams.iter().enumerate() {
             let others = events.iter().enumerate().filter(|(j, _)| *j != i);
@@ -513,14 +514,15 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Member `i` adds up its part of everyone's source, in the order of the group, its own part where the sum goes.
+    /// Has member `i` add up its part of everyone's source: its own is copied to where the sum goes, and the others'
+    /// are added in the order of the group.
     fn sum(&mut self, members: &[(u32, u32)], i: usize, kind: CollectiveKind) {
         let (n, stream) = (members.len(), self.stream(members[i].0, members[i].1));
         let to = match kind {
             CollectiveKind::AllReduce => self.linked.side(members[i], true, i, n),
             _ => self.linked.side(members[i], true, 0, 1),
         };
-        // Its own first: source and sum may be one buffer.
+        // Its own part first: source and sum may be one buffer.
         for j in std::iter::once(i).chain((0..n).filter(|j| *j != i)) {
             let (from, to) = (self.linked.side(members[j], false, i, n), to.clone());
             // Where the sum goes is where its own part is.
@@ -535,7 +537,7 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Member `i` copies what it is to have.
+    /// Has member `i` copy the parts that it is to have.
     fn pull(&mut self, members: &[(u32, u32)], i: usize, kind: CollectiveKind) {
         let (n, stream) = (members.len(), self.stream(members[i].0, members[i].1));
         for j in 0..n {

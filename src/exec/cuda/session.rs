@@ -30,19 +30,19 @@ use std::time::{Duration, Instant};
 /// What a step keeps besides the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Keep {
-    /// Gradients, weights, hidden states.
+    /// Whether gradients, weights and hidden states are kept.
     pub all: bool,
     pub logits: bool,
 }
 
-/// An op with other processes.
+/// An op between this process and others.
 struct Talk {
     lane: Communicator,
-    /// What is packed before, and added up after, by an exchange.
+    /// The deeds of an exchange that pack its rows before the calls; those of `unpack` add up what came, after them.
     pack: Vec<Ready>,
     calls: Vec<Call>,
     unpack: Vec<Ready>,
-    /// Bytes.
+    /// Bytes that the rank sends.
     sent: u64,
 }
 
@@ -50,23 +50,23 @@ pub struct Session<'a, 'p, D: Device> {
     device: &'a mut D,
     linked: Linked<'p>,
     script: &'a Script,
-    /// By rank: its device, and where its memory begins.
+    /// The device of each rank, and where the rank's memory begins.
     gpus: Vec<u32>,
     bases: Vec<u64>,
-    /// By device.
+    /// Scratch memory and constants of each device.
     scratch: Vec<u64>,
     tables: Vec<Tables>,
     zeros: Vec<EventId>,
     streams: Vec<StreamId>,
     events: Vec<EventId>,
     ready: FxHashMap<OpAt, Vec<Ready>>,
-    /// Ops that launch something else in each step.
+    /// Ops whose launches differ from step to step.
     changing: Vec<OpAt>,
     adds: FxHashMap<[Region; 2], Vec<Ready>>,
-    /// What goes to other processes, by op of the rank that is here.
+    /// The ops between this process and others, by op of the rank that is here.
     talks: FxHashMap<u32, Talk>,
     between: Vec<(u32, Between)>,
-    /// By lane: where what goes by its exchanges is packed, and where what comes is wanted.
+    /// Addresses, by lane, at which exchanges pack what goes and want what comes.
     rooms: FxHashMap<Communicator, [u64; 2]>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     /// Whether to wait after each command, so that a failure is that command's.
@@ -76,9 +76,10 @@ pub struct Session<'a, 'p, D: Device> {
     may_wait: bool,
     notes: Notes,
     sent: Vec<u64>,
-    /// What each pull takes from other ranks: sender and bytes. They follow from the route, which takes long to go through.
+    /// The bytes that each pull takes from other ranks, by sender. They follow from the route, which takes long to go
+    /// through.
     pulled: FxHashMap<OpAt, Vec<(u32, u64)>>,
-    /// Seconds to rest before a step, and within it, by the event before that.
+    /// Seconds to rest before a step; and within it, by the event before each rest.
     lead: f64,
     breaks: FxHashMap<EventId, f64>,
     /// How long the host took to hand over the last step.
@@ -86,8 +87,8 @@ pub struct Session<'a, 'p, D: Device> {
 }
 
 impl<'a, 'p, D: Device> Session<'a, 'p, D> {
-    /// Ranks on `gpus`, of which there are `count`. Errors: too little memory, before any is asked for; products in FP8 on a
-    /// GPU that has none.
+    /// A session of ranks on `gpus`, of which there are `count`. Errors: too little memory, before any is asked for;
+    /// products in FP8 on a GPU that has none.
     pub fn new(
         device: &'a mut D,
         linked: Linked<'p>,
@@ -99,7 +100,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         Session::of(device, linked, script, gpus, prepared)
     }
 
-    /// The same of what has been prepared for it.
+    /// A session of ranks whose launches have been prepared.
     pub fn of(
         device: &'a mut D,
         linked: Linked<'p>,
@@ -196,7 +197,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         resolve(self.device, gpu, &mut self.tables[gpu as usize], lowered, &spans)
     }
 
-    /// The buffers of an exchange, member after member.
+    /// Addresses and bytes of an exchange's buffers, member after member.
     fn offered(&self, rank: u32, node: u32) -> Result<Vec<(u64, u64)>> {
         let of = |(member, node): (u32, u32)| {
             let places = self.linked.line(member).reads(node as usize);
@@ -212,12 +213,12 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         (self.bases[region.rank as usize] + region.bytes.start, region.bytes.end - region.bytes.start)
     }
 
-    /// Fills a rank's memory.
+    /// Writes a rank's memory.
     pub fn fill(&mut self, rank: u32, bytes: &[u8]) -> Result<()> {
         self.device.write(self.gpus[rank as usize], self.bases[rank as usize], bytes)
     }
 
-    /// Fills one slot of a rank, if it has a place.
+    /// Writes one slot of a rank, if it has a place.
     pub fn put(&mut self, rank: u32, at: SlotId, values: &[f64]) -> Result<()> {
         let layout = &self.linked.layouts[self.linked.plan.program_of(rank) as usize];
         let Some(offset) = layout.offset(at) else { return Ok(()) };
@@ -225,17 +226,17 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         self.device.write(self.gpus[rank as usize], self.bases[rank as usize] + offset, data.to_bytes())
     }
 
-    /// Whether to wait after each command from now on: what fails is named then, and times are longer.
+    /// Sets whether to wait after each command from now on: a command that fails is named then, and times are longer.
     pub fn one_by_one(&mut self, yes: bool) {
         self.one_by_one = self.may_wait && (yes || std::env::var_os(ONE_BY_ONE).is_some());
     }
 
-    /// Has every GPU rest for so many seconds before every step from now on.
+    /// Has every GPU rest for `seconds` before every step from now on.
     pub fn rest_before(&mut self, seconds: f64) {
         self.lead = seconds;
     }
 
-    /// Has the stream of an op rest after it for so many seconds, in every step from now on.
+    /// Has the stream of an op rest after it for `seconds`, in every step from now on.
     pub fn rest_after(&mut self, (rank, node): OpAt, seconds: f64) {
         self.breaks.insert(self.script.around[rank as usize][node as usize].end, seconds);
     }
@@ -267,7 +268,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         })
     }
 
-    /// Seconds of the step as one graph, `times` over: what the host hands over then is one command. Of ranks on one GPU.
+    /// Seconds of the step as one graph, `times` over: the host hands over one command for each. All ranks are on one
+    /// GPU.
     pub fn as_graph(&mut self, times: u64) -> Result<Vec<f64>> {
         let Some(&first) = self.streams.first() else { return Ok(vec![]) };
         self.keep = Keep::default();
@@ -286,7 +288,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         }
         let graph = self.device.captured(first)?;
         let mut seconds = vec![];
-        // The first is for what comes up once.
+        // The first replay is for what comes up once.
         for turn in 0..=times {
             self.device.record(first, around[0])?;
             self.device.replay(first, graph)?;
@@ -389,7 +391,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         })
     }
 
-    /// What goes from one rank's memory to another's is sent.
+    /// Counts the bytes that go from one rank's memory to another's as sent.
     fn count(&mut self, from: &Region, to: &Region) {
         if from.rank != to.rank {
             self.sent[from.rank as usize] += from.bytes.end - from.bytes.start;
@@ -406,7 +408,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         Ok(())
     }
 
-    /// `to` += `from`, by the same kernel that plans add with.
+    /// The deeds of `to` += `from`, by the kernel that plans add with.
     fn add(&mut self, from: &Region, to: &Region) -> Result<Vec<Ready>> {
         let key = [from.clone(), to.clone()];
         if let Some(known) = self.adds.get(&key) {
@@ -447,7 +449,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         self.held(&Region { rank, bytes: offset..offset + tensor.bytes(), dtype: tensor.dtype })
     }
 
-    /// What each rank has when a step is done: times by events, and what is kept.
+    /// The results of each rank when a step is done: times by events, and what is kept.
     pub fn done(&mut self) -> Result<Vec<Done>> {
         let here = self.linked.ranks();
         (0..self.linked.plan.ranks())
@@ -489,7 +491,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
 
-/// Whoever asks for it is told where ranks would wait for each other for ever.
+/// Errors: [`ONE_BY_ONE`] is asked for where ranks would wait for each other for ever.
 fn never_one_by_one() -> Result<()> {
     if std::env::var_os(ONE_BY_ONE).is_none() {
         return Ok(());
@@ -499,10 +501,10 @@ fn never_one_by_one() -> Result<()> {
     Err(Error::spec("environment", ONE_BY_ONE, why))
 }
 
-/// What a GPU's context and libraries take besides, and the rounding of allocations.
+/// Bytes that a GPU's context and libraries take besides, and the rounding of allocations.
 const RESERVE: u64 = 512 << 20;
 
-/// Refuses what a GPU's memory cannot hold, before it is asked for.
+/// Errors: more memory than a GPU has, before it is asked for.
 pub fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &Prepared) -> Result<()> {
     let bytes = |rank: usize| linked.layouts[linked.plan.program_of(rank as u32) as usize].bytes;
     for gpu in 0..prepared.scratch.len() as u32 {

@@ -38,7 +38,7 @@ sources!(
     ssm_scan
 );
 
-/// What the sources include, by name.
+/// The headers that sources include, by name.
 pub const HEADERS: &[Source] = &[
     Source { name: "common.cuh", text: include_str!("../kernels/cuda/common.cuh") },
     Source { name: "attention.cuh", text: include_str!("../kernels/cuda/attention.cuh") },

@@ -8,24 +8,25 @@ use std::io::{Error, ErrorKind, Read, Result, Write};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
-    /// Who one is.
+    /// Tells who the sender is.
     Hello,
-    /// All are there; what they share follows.
+    /// Tells that all are there; the bytes that they share follow.
     Welcome,
-    /// Somebody failed; why follows.
+    /// Tells that somebody failed; why follows.
     Failed,
     Data,
     Ping,
-    /// One is done.
+    /// Tells that the sender is done.
     Bye,
 }
 
 const FRAMES: [Frame; 6] = [Frame::Hello, Frame::Welcome, Frame::Failed, Frame::Data, Frame::Ping, Frame::Bye];
-/// Begins every frame, so that a stranger is known.
+/// The first bytes of every frame, by which a stranger is known.
 const MAGIC: [u8; 4] = *b"ftrn";
-/// More than any step leaves.
+/// The length of frames in bytes is below this, which is more than any step leaves.
 const MOST: u64 = 1 << 38;
 
+/// Sends one frame.
 pub fn send(to: &mut impl Write, frame: Frame, data: &[u8]) -> Result<()> {
     let kind = FRAMES.iter().position(|f| *f == frame).expect("listed") as u8;
     let head = [&MAGIC[..], &[kind], &(data.len() as u64).to_le_bytes()].concat();
@@ -34,6 +35,7 @@ pub fn send(to: &mut impl Write, frame: Frame, data: &[u8]) -> Result<()> {
     to.flush()
 }
 
+/// Waits for one frame. Errors: the sender is no process of foretrain, or is gone.
 pub fn receive(from: &mut impl Read) -> Result<(Frame, Vec<u8>)> {
     let mut head = [0; 13];
     from.read_exact(&mut head)?;
@@ -47,7 +49,7 @@ pub fn receive(from: &mut impl Read) -> Result<(Frame, Vec<u8>)> {
     Ok((frame, data))
 }
 
-/// What a rank has when a step is done, and the bytes that it sent, as bytes.
+/// The bytes of a rank's results when a step is done, and of the number of bytes that it sent.
 pub fn pack(done: &Done, sent: u64) -> Vec<u8> {
     let mut out = Out(vec![]);
     out.number(sent);
@@ -68,7 +70,7 @@ pub fn pack(done: &Done, sent: u64) -> Vec<u8> {
     out.0
 }
 
-/// The same read back; none of what was cut off.
+/// The results and the number that [`pack`] made bytes of; `None` where bytes were cut off.
 pub fn unpack(bytes: &[u8]) -> Option<(Done, u64)> {
     let mut of = In(bytes);
     let (sent, peak) = (of.number()?, of.number()?);

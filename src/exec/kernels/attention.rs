@@ -21,14 +21,14 @@ pub struct Tiling {
     heads: usize,
     kv_heads: usize,
     pub head_dim: usize,
-    /// Elements of a value.
+    /// Elements of a head's value.
     pub v_dim: usize,
     pub mask: Mask,
     pub scale: f64,
     q_len: usize,
     kv_len: usize,
     batch: usize,
-    /// Of the heads, where scores lean on distance.
+    /// The slopes of the heads by which scores lean on distance; empty where they do not.
     slopes: Vec<f64>,
     pub q: Vec<Run>,
     pub kv: Vec<Run>,
@@ -73,7 +73,7 @@ impl Head<'_> {
         ((self.seq * t.q_len + run.row) * stride + self.head * dim, (run.len, dim), stride)
     }
 
-    /// The same of K, `lane` 0, or V, `lane` 1.
+    /// Start, shape and stride of the rows of K, `lane` 0, or V, `lane` 1.
     fn kv_window(&self, run: Run, lane: usize) -> (usize, (usize, usize), usize) {
         let t = self.tiling;
         let stride = t.kv_heads * (t.head_dim + t.v_dim);
@@ -132,7 +132,7 @@ impl Head<'_> {
     }
 }
 
-/// With `onto` the rows go on from what o and lse hold.
+/// One block of attention. With `onto` the rows go on from what o and lse hold.
 pub fn forward<T: Scalar>(
     block: &AttnBlock,
     views: &[Mesh],
@@ -188,7 +188,7 @@ impl<T: Scalar> Online<T> {
         self.acc.fill(T::zero());
     }
 
-    /// A normalised output is one key of that output and log-sum-exp.
+    /// Goes on from an output and its log-sum-exp, which count as one key with that output as its value.
     fn go_on(&mut self, head: &Head, tile: Run, o: &[T], lse: &[T]) {
         for (i, (o, acc)) in head.o(o, tile).rows().into_iter().zip(self.acc.chunks_exact_mut(self.v_dim)).enumerate() {
             let lse = lse[head.lane(tile.row + i)];

@@ -24,7 +24,8 @@ pub fn delta<T: Scalar>(head_dim: usize, o: &[T], d_o: &[T], delta: &mut [T]) {
     }
 }
 
-/// `reads` are q, kv, do, lse, delta. The gradients of the side `onto` are added to what is there.
+/// The gradients of one block. `reads` are q, kv, do, lse, delta. The gradients of the side `onto` are added to what is
+/// there.
 pub fn backward<T: Scalar>(
     block: &AttnBlock,
     views: &[Mesh],
@@ -99,7 +100,7 @@ impl<T: Scalar> Scratch<T> {
 }
 
 wide! {
-    /// Of a row, scores to probabilities and dP to dS.
+    /// Turns a row's scores to probabilities and its dP to dS.
     fn soften_row<'a, T>(p: &'a mut [T], ds: &'a mut [T], lse: T, delta: T) -> () {
         p.iter_mut().for_each(|p| *p = (*p - lse).exp());
         ds.iter_mut().zip(&*p).for_each(|(ds, p)| *ds = *p * (*ds - delta));

@@ -16,9 +16,10 @@ pub struct Layout<'p> {
     batch: usize,
     seq: usize,
     parts: &'p [HeadPart],
-    /// Of each part, where all heads are, and where all tokens are.
+    /// The columns of each part in its operand: where all heads are, and where all tokens are.
     columns: [Vec<Columns>; 2],
-    /// Where in its sequence each token of every rank stands, rank after rank; none: one behind the other.
+    /// Where in its sequence each token of every rank stands, rank after rank; `None`: tokens stand in the order of the
+    /// ranks.
     places: Option<Vec<u64>>,
 }
 
@@ -42,7 +43,7 @@ struct Piece {
     buffer: usize,
     packed: usize,
     len: usize,
-    /// These elements of the operand are already in an earlier rank's piece.
+    /// Whether these elements of the operand are already in an earlier rank's piece.
     again: bool,
 }
 
@@ -56,7 +57,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Of parts that are so many elements wide.
+    /// The columns of parts, each with its width in elements: all of one operand if they are joined.
     fn of(wide: impl Iterator<Item = u64>, joined: bool) -> Vec<Columns> {
         let wide: Vec<usize> = wide.map(|elems| elems as usize).collect();
         let part = |i: usize| match joined {
@@ -74,12 +75,12 @@ impl Columns {
 /// A run of elements on its way between operands.
 pub struct Moved {
     pub read: usize,
-    /// None: zeros.
+    /// The element that the run begins at; `None`: the run is zeros.
     pub from: Option<usize>,
     pub write: usize,
     pub to: usize,
     pub len: usize,
-    /// How many runs come to the same place before this one, which is then added.
+    /// How many runs come to this place before this one; 0: it is copied there, else added to what they left.
     pub turn: usize,
 }
 

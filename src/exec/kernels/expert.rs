@@ -150,7 +150,7 @@ impl Here<'_> {
         y[..rows].fill(T::zero());
     }
 
-    /// Of `count` slots of the rank from the one at `from` on.
+    /// The product of each expert of `count` slots of the rank, from slot `from` on.
     fn matmul<T: Scalar>(
         &self,
         pass: Pass,

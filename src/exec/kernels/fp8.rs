@@ -7,7 +7,7 @@ use crate::plan::kernel::FP8_BLOCK;
 const LARGEST: f64 = 448.0;
 const SMALLEST_NORMAL: f64 = 1.0 / 64.0;
 
-/// To the nearest number, ties to an even mantissa; what is too large becomes the largest.
+/// The nearest E4M3 number, ties to an even mantissa; what is too large becomes the largest.
 fn e4m3(x: f64) -> f64 {
     let exponent = x.abs().max(SMALLEST_NORMAL).log2().floor();
     let last_place = (exponent - 3.0).exp2();

@@ -5,7 +5,7 @@ use super::fp8;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
-/// `shape` elements of `x` from `at` on, the rows `stride` apart: one head of some tokens, for example.
+/// A window of `x`: `shape` elements from `at` on, the rows `stride` apart; one head of some tokens, for example.
 pub fn window<T>(x: &[T], at: usize, shape: (usize, usize), stride: usize) -> ArrayView2<'_, T> {
     ArrayView2::from_shape(shape.strides((stride, 1)), &x[at..]).expect("a window lies within its operand")
 }

@@ -15,7 +15,7 @@ impl Heads {
         Heads { heads, kv_heads, head_dim, eps }
     }
 
-    /// Columns of q, of q and k, and of a row.
+    /// The columns at which q, k and a row end.
     fn ends(&self) -> [usize; 3] {
         [self.heads, self.heads + self.kv_heads, self.heads + 2 * self.kv_heads].map(|n| n * self.head_dim)
     }

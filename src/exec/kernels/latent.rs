@@ -10,7 +10,7 @@
 use super::{Scalar, norm};
 use crate::spec::Turning;
 
-/// RMSNorm of the first `cols` of each row; what is behind them goes to `rest`.
+/// RMSNorm of the first `cols` of each row; the columns behind them are copied to `rest`.
 pub fn norm_forward<T: Scalar>([cols, width]: [usize; 2], eps: f64, x: &[T], w: &[T], y: &mut [T], rest: &mut [T]) {
     for (i, x) in x.chunks_exact(width).enumerate() {
         norm::forward(cols, eps, &x[..cols], w, &mut y[i * cols..(i + 1) * cols]);
@@ -85,7 +85,7 @@ impl<T: Scalar> Heads<T> {
         }
     }
 
-    /// The transpose.
+    /// The transpose of the forward pass: gradients of its inputs from those of its results.
     pub fn backward(&self, [dq, dkv]: [&[T]; 2], d_q_in: &mut [T], d_kv_in: &mut [T], d_k_in: &mut [T]) {
         let (qk, a) = (self.nope + self.rope, self.heads);
         d_q_in.copy_from_slice(dq);

@@ -49,7 +49,8 @@ fn clip(q: Run, kv: Run, mask: &Mask) -> Option<(Run, Run)> {
 /// Queries of a piece where the mask cuts through a tile.
 const PIECE: usize = 64;
 
-/// The same in pieces of few queries where the mask cuts through: little is computed that no query sees.
+/// The pairs that [`clip`] leaves, in pieces of few queries where the mask cuts through: little is computed that no
+/// query sees.
 pub fn clipped(q: Run, kv: Run, mask: &Mask) -> impl Iterator<Item = (Run, Run)> {
     let whole = clip(q, kv, mask);
     let sees_all = |q: Run, kv: Run, i: usize| keys_seen(q, kv, mask, i).len() == kv.len;

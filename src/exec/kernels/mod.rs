@@ -156,7 +156,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         self.reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", self.kernel.name()))
     }
 
-    /// What is made of every element, or every row, by itself.
+    /// Kernels that make each element, or each row, by itself.
     fn pointwise(&self, writes: &mut [&mut [T]]) {
         let &Call { kernel, views, rank, reads } = self;
         let read = |i| self.read(i);
@@ -220,7 +220,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         }
     }
 
-    /// RMS and layer norms, of rows and of parts of them.
+    /// RMS and layer norms, of whole rows and of parts of them.
     fn norms(&self, writes: &mut [&mut [T]]) {
         let read = |i| self.read(i);
         match self.kernel {
@@ -265,7 +265,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         }
     }
 
-    /// What tells positions apart: turned queries and keys, and rows that are added.
+    /// Kernels that tell positions apart: turned queries and keys, and rows of positions that are added.
     fn positions(&self, writes: &mut [&mut [T]]) {
         let &Call { kernel, views, rank, .. } = self;
         let read = |i| self.read(i);
@@ -307,7 +307,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         }
     }
 
-    /// Blocks of attention, and how their results are joined.
+    /// Kernels of attention: its blocks, and how their results are joined.
     fn attention(&self, writes: &mut [&mut [T]]) {
         let &Call { kernel, views, rank, reads } = self;
         let read = |i| self.read(i);
@@ -357,7 +357,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         }
     }
 
-    /// What puts rows, or parts of them, in other places.
+    /// Kernels that put rows, or parts of them, in other places.
     fn rows(&self, writes: &mut [&mut [T]]) {
         let &Call { kernel, views, rank, reads } = self;
         let read = |i| self.read(i);
@@ -380,7 +380,7 @@ impl<'a, T: Scalar> Call<'a, T> {
         }
     }
 
-    /// From ids of tokens to rows, and from rows of logits to a loss.
+    /// Kernels at the ends of the model: from ids of tokens to rows, and from rows of logits to a loss.
     fn vocabulary(&self, writes: &mut [&mut [T]]) {
         let &Call { kernel, views, rank, .. } = self;
         let read = |i| self.read(i);

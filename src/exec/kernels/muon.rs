@@ -79,7 +79,7 @@ pub fn run<T: Scalar>(kernel: &MuonKernel, (views, rank, step): At, reads: &[Opt
     }
 }
 
-/// The shorter and the longer side.
+/// The shorter and the longer side of a matrix.
 fn sides(of: &Matrices) -> (usize, usize) {
     (of.rows.min(of.cols) as usize, of.rows.max(of.cols) as usize)
 }

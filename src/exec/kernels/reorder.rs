@@ -34,7 +34,7 @@ impl Pieces {
         Pieces(ranges.into_iter().map(piece).collect())
     }
 
-    /// The same as a list; `inverse`: in order -> gathered.
+    /// The pieces as a list of moves, from gathered to in order; with `inverse` from in order to gathered.
     pub fn moves(&self, inverse: bool) -> Vec<Moved> {
         let moved = |p: &Piece| {
             let (from, to) = if inverse { (p.ordered, p.gathered) } else { (p.gathered, p.ordered) };
@@ -43,14 +43,14 @@ impl Pieces {
         self.0.iter().map(moved).collect()
     }
 
-    /// Gathered -> in order.
+    /// Puts gathered rows in order.
     pub fn join<T: Scalar>(&self, from: &[T], to: &mut [T]) {
         for p in &self.0 {
             to[p.ordered..][..p.len].copy_from_slice(&from[p.gathered..][..p.len]);
         }
     }
 
-    /// In order -> gathered.
+    /// Puts rows in order back as they were gathered.
     pub fn cut<T: Scalar>(&self, from: &[T], to: &mut [T]) {
         for p in &self.0 {
             to[p.gathered..][..p.len].copy_from_slice(&from[p.ordered..][..p.len]);

@@ -9,7 +9,7 @@ use super::scalar::wide;
 use crate::spec::Turning;
 
 pub struct Rope<T> {
-    /// By position and pair, [len, d/2].
+    /// Cosines by position and pair, [len, d/2]; sines likewise.
     cos: Vec<T>,
     sin: Vec<T>,
     q_row: usize,
@@ -41,7 +41,7 @@ impl<T: Scalar> Rope<T> {
         }
     }
 
-    /// The transpose: turns back.
+    /// The transpose of the forward pass: turns gradients back.
     pub fn backward(&self, dq: &[T], dkv: &[T], dqkv: &mut [T]) {
         let rows = dq.chunks_exact(self.q_row).zip(dkv.chunks_exact(2 * self.k_row));
         let mut turns = self.rows_of_turns();
@@ -94,7 +94,7 @@ struct Known<'a> {
     turning: &'a Turning,
     /// Which multiple, and its cosines and sines, by whose factor they and so all products are multiplied.
     coarse: Option<(u64, Vec<f64>, Vec<f64>)>,
-    /// Of 0 to FINE, those that were asked for.
+    /// Turns of the positions 0 to FINE, those that were asked for.
     fine: Vec<Option<(Vec<f64>, Vec<f64>)>>,
 }
 
@@ -123,7 +123,7 @@ impl Known<'_> {
 }
 
 wide! {
-    /// Products of complex numbers of length one, in f64.
+    /// The turns of two angles one after the other: products of complex numbers of length one, in f64.
     fn one_after_the_other<'a, T>(a: Turns<'a, f64>, b: Turns<'a, f64>, cos: &'a mut [T], sin: &'a mut [T]) -> () {
         let both = a.0.iter().zip(a.1).zip(b.0.iter().zip(b.1));
         for (((cos_a, sin_a), (cos_b, sin_b)), (cos, sin)) in both.zip(cos.iter_mut().zip(sin)) {
@@ -134,7 +134,7 @@ wide! {
 }
 
 wide! {
-    /// Of the angles position * speed, in f64: that of a far position has no digits left in f32.
+    /// The turns by the angles position * speed, in f64: the angle of a far position has no digits left in f32.
     fn turns<'a, T>(position: f64, speeds: &'a [f64], cos: &'a mut [T], sin: &'a mut [T]) -> () {
         for (speed, (cos, sin)) in speeds.iter().zip(cos.iter_mut().zip(sin)) {
             let (c, s) = cos_sin(position * speed);

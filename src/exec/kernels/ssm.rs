@@ -138,12 +138,12 @@ impl Mamba {
         }
     }
 
-    /// Rows of what the scan leaves, with their numbers.
+    /// The rows of what the scan leaves, with their numbers.
     fn rows<'a, T>(&self, x: &'a mut [T]) -> impl Iterator<Item = (usize, &'a mut [T])> {
         x.chunks_exact_mut(self.inner()).enumerate()
     }
 
-    /// Rows of groups: y, and the gate beside it.
+    /// The norm of groups of each row: of y, times the activation of the gate beside it.
     fn norm<T: Scalar>(&self, eps: f64, [y, proj, w]: [&[T]; 3], out: &mut [T]) {
         let mut gated = vec![T::zero(); self.inner()];
         for (row, out) in self.rows(out) {
@@ -205,7 +205,7 @@ impl Mamba {
     }
 }
 
-/// Of one row, the gradients of y and of the gate before its activation.
+/// The gradients of y and of the gate before its activation, of one row.
 fn gate_row_bwd<T: Scalar>([y, z, d_gated]: [&[T]; 3], dy: &mut [T], dz: &mut [T]) {
     for (i, (&d, &z)) in d_gated.iter().zip(z).enumerate() {
         let [gate, slope] = silu(z);

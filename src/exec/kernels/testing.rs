@@ -34,7 +34,7 @@ pub fn zigzag(seq: u64) -> Segs {
     Segs::new(seq, &[(Axis::Cp, Split::Zigzag)])
 }
 
-/// One causal, one full, one with a window and one of documents, for 6 * `unit` tokens.
+/// Four masks for 6 * `unit` tokens: causal, full, with a window, of documents.
 pub fn masks(unit: u64) -> [Mask; 4] {
     let documents: Documents = vec![2 * unit - 1, 3 * unit + 1, unit].into();
     let window = Mask { window: Some(unit + 3), ..Mask::new(true) };

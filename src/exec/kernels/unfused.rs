@@ -12,7 +12,7 @@ use crate::plan::{AttnBlock, HeadDropout, Mesh, ScoreStep, Span, dropout::keeps}
 use ndarray::linalg::general_mat_mul;
 use std::ops::Range;
 
-/// One matrix a sequence and head.
+/// Scores and probabilities of a block: one matrix for each sequence and head.
 pub struct Matrices<'a> {
     block: &'a AttnBlock,
     views: &'a [Mesh],
@@ -34,7 +34,7 @@ impl<'a> Matrices<'a> {
         Matrices { block, views, rank, tiling: Tiling::new(block, views, rank), q, kv }
     }
 
-    /// `reads` without those that may be results.
+    /// Runs a step. `reads` are its operands without those that may be results.
     pub fn run<T: Scalar>(&self, step: &ScoreStep, reads: &[&[T]], writes: &mut [&mut [T]]) {
         match step {
             ScoreStep::Scores => {
@@ -67,7 +67,7 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    /// Takes off all scores what distance takes off them.
+    /// Takes off all scores what the distance of query and key costs them.
     fn lean<T: Scalar>(&self, scores: &mut [T]) {
         let [q, kv] = [&self.block.q, &self.block.kv].map(|segs| segs.positions(self.views, self.rank));
         for (map, head) in self.tiling.heads().enumerate() {

@@ -5,7 +5,7 @@ use super::math::{Mat, softmax, softmax_backward};
 use crate::plan::dropout;
 use ndarray::{Array2, ArrayView2, s};
 
-/// Kept for its backward pass.
+/// What attention keeps for its backward pass.
 pub struct Attention {
     /// Rotated queries [s, a*d] and keys [s, k*d], and values [s, k*v].
     q: Mat,
@@ -13,14 +13,14 @@ pub struct Attention {
     v: Mat,
     /// The probabilities of each head, [s, s].
     p: Vec<Mat>,
-    /// What dropout multiplies them with.
+    /// The factors that dropout multiplies the probabilities with, by head.
     left: Vec<Mat>,
-    /// [s, a*v].
+    /// The output, [s, a*v].
     pub o: Mat,
 }
 
 impl Attention {
-    /// `chosen`: whether a query sees a key, where not all that the mask leaves.
+    /// Attention of one sequence. `chosen`: whether each query sees each key; `None`: it sees all that the mask leaves.
     pub fn new(cfg: &DenseConfig, layer: usize, [q, k, v]: [Mat; 3], chosen: Option<&Array2<bool>>) -> Attention {
         let len = q.nrows();
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
@@ -54,7 +54,7 @@ impl Attention {
         )
     }
 
-    /// The probabilities, in the mean over heads.
+    /// The probabilities, averaged over the heads.
     pub fn mean_probs(&self) -> Mat {
         let sum = self.p.iter().fold(Mat::zeros(self.p[0].raw_dim()), |sum, p| sum + p);
         sum / self.p.len() as f64
@@ -92,7 +92,7 @@ fn kv_head(cfg: &DenseConfig, head: usize) -> usize {
     head * cfg.kv_heads / cfg.heads
 }
 
-/// 0 where a probability is dropped, else what makes up for those.
+/// The factors of dropout on probabilities: 0 where one is dropped, else what makes up for those.
 fn attention_dropout(cfg: &DenseConfig, head: usize, len: usize) -> Mat {
     let p = cfg.blocks.attention_dropout;
     let stays = |(i, j)| dropout::keeps(p, 2, i as u64, (head * len + j) as u64);
@@ -105,7 +105,7 @@ pub fn head_of(whole: &mut Mat, at: usize, part: &Mat) {
     columns += part;
 }
 
-/// Causal, within documents, and the last keys of a window.
+/// The softmax of scores under the mask: causal, within documents, and the last keys of a window.
 fn masked_softmax(cfg: &DenseConfig, layer: usize, mut scores: Mat) -> Mat {
     for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
         row.slice_mut(s![i + 1..]).fill(f64::NEG_INFINITY);

@@ -16,28 +16,29 @@ pub struct DenseConfig {
     pub eps: f64,
     pub theta: f64,
     pub scaling: Option<RopeScaling>,
-    /// What scores are multiplied with beside 1 / sqrt(d).
+    /// The factor of attention scores beside 1 / sqrt(d).
     pub score_factor: f64,
-    /// The lm head is the embedding.
+    /// Whether the lm head is the embedding.
     pub tie: bool,
     pub blocks: Blocks,
-    /// A query sees so many keys at most, the last ones.
+    /// Keys that a query sees at most, the last ones up to itself; `None`: all before it.
     pub window: Option<usize>,
-    /// In which layers; none: in all.
+    /// Whether the window holds, by layer; empty: in all layers.
     pub windowed: Vec<bool>,
-    /// Lengths of the documents of a sequence; none: it is one.
+    /// Lengths of the documents of a sequence; empty: it is one document.
     pub documents: Vec<usize>,
     pub mla: Option<Mla>,
-    /// Keys of latent attention are chosen.
+    /// The indexer that chooses keys of latent attention; `None`: none are chosen.
     pub indexer: Option<IndexerSpec>,
     pub experts: Option<Experts>,
-    /// The first so many layers have a dense network where the others have experts.
+    /// Number of first layers with a dense network where the others have experts.
     pub dense_layers: usize,
-    /// And of the others all but every so-manieth; 0: none of them.
+    /// Layers from one with experts to the next, behind the first dense ones: only those whose number, counted from 1,
+    /// is a multiple of it have experts, the rest a dense network; 0 or 1: all have experts.
     pub every: usize,
-    /// And these, wherever they are.
+    /// Layers, by number from 0, that have a dense network besides.
     pub dense_at: Vec<usize>,
-    /// Layers that are one mixer each; none: attention and a network in every one.
+    /// The mixer of each layer that is one mixer alone, by layer; empty: attention and a network in every one.
     pub pattern: Vec<Mixer>,
     pub mamba: Option<MambaSpec>,
     pub mtp: Mtp,
@@ -51,7 +52,7 @@ pub struct Mtp {
     pub depth: usize,
     /// Layers of a module.
     pub layers: usize,
-    /// What the loss of one counts.
+    /// The factor of one module's loss.
     pub part: f64,
 }
 
@@ -78,43 +79,44 @@ pub struct Experts {
     pub count: usize,
     pub top_k: usize,
     pub ffn: usize,
-    /// Of what every token visits besides; 0: nothing.
+    /// Width of the expert that every token visits besides; 0: there is no such expert.
     pub shared: usize,
-    /// Columns that tokens are projected to before their experts, and back from; 0: they are not.
+    /// Columns that tokens are projected to before their experts, and back from; 0: they are not projected.
     pub latent: usize,
     pub gate: Gate,
-    /// Equal groups of experts, how many of them a token may choose from, and by the sum of how many of their highest scores.
+    /// Equal groups of experts: how many there are, how many of them a token may choose from, and how many of a group's
+    /// highest scores are summed up to choose groups. `None`: a token chooses from all experts.
     pub groups: Option<[usize; 3]>,
-    /// Rows travel to experts in FP8, tokens forward and their gradients backward.
+    /// Whether rows travel to experts in FP8, tokens forward and their gradients backward.
     pub fp8_rows: bool,
-    /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
-    /// or one for all of them; none: the router chooses, though no gradient knows of that.
+    /// The experts of each token, by sequence, [s, top_k], of every layer that has experts, or of one layer for all of
+    /// them; a number beyond the experts': no expert. Empty: the router chooses, though no gradient knows of that.
     pub choices: Vec<Vec<Vec<u32>>>,
 }
 
-/// What the layers of a GPT have otherwise than those of a Llama.
+/// How the layers of a GPT differ from those of a Llama.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blocks {
     pub layer_norm: bool,
     pub gelu: bool,
-    /// The square of a ReLU, of experts too.
+    /// Whether the activation is the square of a ReLU, of experts too.
     pub relu2: bool,
-    /// Of every projection of a layer, and of layer norms.
+    /// Whether every projection of a layer has a bias, and every layer norm.
     pub bias: bool,
     pub qkv_bias: bool,
-    /// Attention and network beside each other, on one norm or on one each.
+    /// Whether attention and network stand beside each other, on one norm or, with `own_norms`, on one each.
     pub parallel: bool,
     pub own_norms: bool,
     /// Elements of a head that turn, at most all.
     pub rotary: usize,
-    /// Each head of q and of k has a norm before it turns.
+    /// Whether each head of q and of k has a norm before it turns.
     pub qk_norm: bool,
     /// Rows of a table of learned positions; 0: there is none.
     pub positions: usize,
-    /// Scores lean on the distance of query and key.
+    /// Whether scores lean on the distance of query and key.
     pub alibi: bool,
     pub dropout: f64,
-    /// Of probabilities, where attention is not fused.
+    /// Dropout of attention's probabilities, where attention is not fused.
     pub attention_dropout: f64,
 }
 
@@ -296,7 +298,7 @@ impl DenseConfig {
             (Mixer::Mlp, ..) => vec![(UP, self.ffn, h), (DOWN, h, self.ffn)],
             (Mixer::Experts, _, Some(e)) => {
                 let width = if e.latent > 0 { e.latent } else { h };
-                // With a gate beside what goes up, or without.
+                // Whether the network has a gate beside what goes up.
                 let (up, shared_up, wide) =
                     if self.gated() { (EXPERTS_UP, SHARED_UP, 2) } else { (ONE_UP, SHARED_ONE_UP, 1) };
                 let mut all = vec![
@@ -316,17 +318,17 @@ impl DenseConfig {
         }
     }
 
-    /// A network has a gate beside what goes up.
+    /// Whether the network has a gate beside what goes up.
     pub fn gated(&self) -> bool {
         !(self.blocks.gelu || self.blocks.relu2)
     }
 
-    /// Layers with experts, before which `layer` are these.
+    /// The number of layers with experts before `layer`.
     pub fn experts_before(&self, layer: usize) -> usize {
         (0..layer).filter(|i| self.experts_of(*i).is_some()).count()
     }
 
-    /// Keys that a query of a layer sees at most.
+    /// Keys that a query of a layer sees at most; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.window.filter(|_| self.windowed.is_empty() || self.windowed.get(layer) == Some(&true))
     }
@@ -336,7 +338,7 @@ impl DenseConfig {
         self.mla.map_or(self.head_dim, |mla| mla.v)
     }
 
-    /// The experts of a layer, if it has some.
+    /// The experts of a layer; `None`: it has a dense network, or is another mixer.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         // Modules of multi-token prediction stand behind the last layer, and have experts where the model has.
         let out_of_turn = self.every > 1 && layer < self.layers && !(layer + 1).is_multiple_of(self.every);
@@ -380,7 +382,7 @@ impl DenseConfig {
         self.blocks.layer_norm && self.blocks.bias
     }
 
-    /// What stands before the activation.
+    /// The name of the projection before the activation.
     pub fn up(&self) -> &'static str {
         if self.gated() { GATE_UP } else { UP }
     }
@@ -390,14 +392,14 @@ impl DenseConfig {
         self.blocks.rotary.min(self.head_dim)
     }
 
-    /// How the pairs of `dims` elements turn in sequences of so many tokens. The frequencies are the kernels' own, which
+    /// How the pairs of `dims` elements turn in sequences of `len` tokens. The frequencies are the kernels' own, which
     /// tests hold to those of transformers.
     pub fn turning(&self, dims: usize, len: usize) -> Turning {
         let longest = self.documents.iter().copied().max().unwrap_or(len);
         Turning::new(self.theta, self.scaling.as_ref(), dims as u64, longest as u64)
     }
 
-    /// What products of queries and keys are multiplied with.
+    /// The factor that products of queries and keys are multiplied with.
     pub fn score_scale(&self) -> f64 {
         self.score_factor / (self.head_dim as f64).sqrt()
     }
@@ -433,7 +435,7 @@ pub const POSITIONS: &str = "model.embed_positions.weight";
 pub const GATE_UP: &str = "mlp.gate_up_proj.weight";
 pub const DOWN: &str = "mlp.down_proj.weight";
 pub const ROUTER: &str = "mlp.gate.weight";
-/// Added to scores where a router chooses.
+/// The name of the numbers that are added to scores where a router chooses.
 pub const ROUTER_BIAS: &str = "mlp.gate.e_score_correction_bias";
 pub const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
 pub const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
@@ -443,7 +445,7 @@ pub const SHARED_DOWN: &str = "mlp.shared_experts.down_proj.weight";
 pub const TOKEN_NORM: &str = "enorm.weight";
 pub const HIDDEN_NORM: &str = "hnorm.weight";
 pub const AHEAD_NORM: &str = "shared_head.norm.weight";
-/// Both halves of `eh_proj`.
+/// The names of both halves of `eh_proj`.
 pub const TOKEN_PROJ: &str = "eh_proj_e.weight";
 pub const HIDDEN_PROJ: &str = "eh_proj_h.weight";
 
@@ -461,7 +463,7 @@ pub const UNSQUEEZE: &str = "mlp.fc2_latent_proj.weight";
 pub const ONE_UP: &str = "mlp.experts.up_proj.weight";
 pub const SHARED_ONE_UP: &str = "mlp.shared_experts.up_proj.weight";
 
-/// The bias that belongs to a weight.
+/// The name of the bias that belongs to a weight.
 pub fn bias_of(name: &str) -> String {
     name.replace(".weight", ".bias")
 }

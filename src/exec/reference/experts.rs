@@ -8,7 +8,7 @@ use crate::spec::{Gate, Score};
 use ndarray::{Array1, Axis, s};
 
 impl Model<'_> {
-    /// The experts of a token, by number, that there are.
+    /// The experts of a token, by number, without choices that are no expert.
     fn chosen(&self, i: usize, experts: &Experts, sequence: usize, t: usize, logits: &[f64]) -> Vec<usize> {
         let layers = &experts.choices;
         if layers.is_empty() {
@@ -47,7 +47,7 @@ impl Model<'_> {
         highest(&scores, experts.top_k)
     }
 
-    /// Rows of the stacked matrices that are one expert's.
+    /// The rows of the stacked matrices that are one expert's.
     fn expert(&self, i: usize, e: usize) -> [Mat; 2] {
         let cfg = self.cfg.experts.as_ref().expect("experts");
         let rows = |name| {
@@ -58,7 +58,7 @@ impl Model<'_> {
         [rows(self.expert_up()), rows(EXPERTS_DOWN)]
     }
 
-    /// What stands before the activation of experts, and of the one that every token visits.
+    /// The name of the projection before the activation of experts; `shared_up`: of the one that every token visits.
     fn expert_up(&self) -> &'static str {
         if self.cfg.gated() { EXPERTS_UP } else { ONE_UP }
     }
@@ -99,7 +99,7 @@ impl Model<'_> {
         y
     }
 
-    /// What experts are given.
+    /// The input of experts: rows projected to `latent` columns, or as they are.
     fn squeezed(&self, i: usize, experts: &Experts, x: &Mat) -> Mat {
         if experts.latent > 0 { self.linear(&layer(i, SQUEEZE), x) } else { x.clone() }
     }
@@ -181,7 +181,7 @@ fn arrived(experts: &Experts, rows: Mat) -> Mat {
     if experts.fp8_rows { fp8::rounded(rows) } else { rows }
 }
 
-/// What the chosen experts weigh.
+/// The weights of the chosen experts' outputs.
 fn gates(gate: &Gate, logits: &[f64], chosen: &[usize]) -> Vec<f64> {
     let scores = scores(gate, logits);
     let total: f64 = if gate.normalise { chosen.iter().map(|&e| scores[e]).sum() } else { 1.0 };

@@ -22,7 +22,7 @@ pub fn rounded(mut x: Mat) -> Mat {
     x
 }
 
-/// All that are not below zero, ascending: 0 to 448 by their codes.
+/// All E4M3 numbers that are not below zero, ascending: 0 to 448 by their codes.
 fn numbers() -> Vec<f64> {
     let number = |code: i32| match (code / 8, f64::from(code % 8)) {
         (0, mantissa) => mantissa / 512.0,
@@ -31,7 +31,7 @@ fn numbers() -> Vec<f64> {
     (0..127).map(number).collect()
 }
 
-/// Of two that are as near, that of the even code.
+/// The nearest of `numbers`; of two that are as near, that of the even code.
 fn nearest(numbers: &[f64], x: f64) -> f64 {
     let above = numbers.partition_point(|number| *number < x.abs()).min(numbers.len() - 1);
     let below = above.saturating_sub(1);

@@ -7,15 +7,15 @@ use super::math::{Mat, centred, rms_norm, rms_norm_backward, softmax};
 use crate::spec::IndexerSpec;
 use ndarray::{Array2, ArrayViewMut2, Axis, s};
 
-/// Kept for the backward pass.
+/// What the indexer keeps for its backward pass.
 pub struct Index {
-    /// Turned, [s, i*d], and before the norm and turned, [s, d].
+    /// Queries, turned, [s, i*d]; keys before the norm and, in `k`, behind it and turned, [s, d].
     q: Mat,
     down: Mat,
     k: Mat,
-    /// Of heads, [s, i].
+    /// The weights of the index heads, [s, i].
     w: Mat,
-    /// [s, s].
+    /// The scores of queries and keys, [s, s].
     scores: Mat,
     /// Whether a query sees a key.
     pub chosen: Array2<bool>,
@@ -41,7 +41,7 @@ fn turn_heads(cfg: &DenseConfig, of: &IndexerSpec, x: &mut Mat, direction: f64) 
 }
 
 impl Model<'_> {
-    /// From the layer's normed input and the compressed queries.
+    /// The scores and choices of a layer's indexer, from the layer's normed input and the compressed queries.
     pub fn index(&self, i: usize, of: &IndexerSpec, x: &Mat, latent: &Mat) -> Index {
         let (cfg, name) = (self.cfg, |name: &str| layer(i, name));
         let (heads, d) = (of.heads as usize, of.head_dim as usize);

@@ -7,9 +7,9 @@ use super::math::{Mat, rms_norm, rms_norm_backward};
 use crate::spec::{MlaSpec, Turning};
 use ndarray::s;
 
-/// Kept for the backward pass: compressed rows before and behind their norms.
+/// What latent attention keeps for its backward pass: compressed rows before and behind their norms.
 pub struct Latent {
-    /// `None`: queries were projected at once.
+    /// Compressed queries before and behind their norm; `None`: queries were projected at once.
     q: Option<[Mat; 2]>,
     kv: [Mat; 2],
 }
@@ -22,7 +22,7 @@ impl Latent {
     }
 }
 
-/// Even elements, then odd ones, rotated as halves by the position of each row.
+/// Rows turned by their position: even elements, then odd ones, rotated as halves.
 fn turned(cfg: &DenseConfig, x: &Mat) -> Mat {
     let (half, turning) = (x.ncols() / 2, cfg.turning(x.ncols(), x.nrows()));
     let mut y = Mat::zeros(x.raw_dim());

@@ -15,7 +15,8 @@ pub struct Model<'w> {
     pub weights: &'w Tensors,
     pub grads: Tensors,
     pub loss: f64,
-    /// Of the scores of all indexers from what attention made of the keys that they chose, a mean over tokens.
+    /// The divergence of the scores of all indexers from what attention made of the keys that they chose, a mean over
+    /// tokens.
     pub divergence: f64,
     /// Tokens of the whole batch, over which the loss is a mean.
     pub count: f64,
@@ -35,7 +36,7 @@ pub struct Saved {
     network: Network,
 }
 
-/// The same of a layer of either make.
+/// What the backward pass of a layer needs, of either make: attention and network, or one mixer alone.
 pub enum Kept {
     Both(Box<Saved>),
     Alone(Box<alone::Saved>),
@@ -43,7 +44,7 @@ pub enum Kept {
 
 /// How the first norm's output became q, k and v.
 enum Projection {
-    /// All together; before the norms of heads.
+    /// One product for q, k and v together; here is what it gave, before the norms of heads.
     Fused(Mat),
     Latent(Latent),
 }
@@ -54,7 +55,7 @@ enum Network {
         gate_up: Mat,
         act: Mat,
     },
-    /// Of the sequence of this number.
+    /// Experts, with the number of the sequence.
     Experts {
         sequence: usize,
     },
@@ -140,7 +141,7 @@ impl Model<'_> {
         Mat::from_shape_fn(x.raw_dim(), |at| if stays(at) { x[at] / (1.0 - p) } else { 0.0 })
     }
 
-    /// The norm that stands before the network.
+    /// The name of the norm that stands before the network.
     fn second_norm(&self) -> &'static str {
         if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
     }
@@ -228,7 +229,7 @@ impl Model<'_> {
         dx_mid + self.norm_backward(&layer(i, IN_NORM), &saved.x, &dn1)
     }
 
-    /// A norm, lm head and loss, which counts `part`; returns the gradient of `x`.
+    /// The end of the model: norm, lm head and loss, which counts with the factor `part`; returns the gradient of `x`.
     pub fn head(&mut self, x: &Mat, targets: &[u32], norm: &str, part: f64) -> Mat {
         let n = self.norm(norm, x);
         let mut logits = self.linear(self.cfg.head_weight(), &n);
@@ -269,7 +270,7 @@ impl Model<'_> {
         }
     }
 
-    /// The norm of each head of q and k, with the columns it stands in.
+    /// The names of the norms of q's and k's heads, each with the columns that it is of.
     fn head_norms(&self, i: usize) -> Vec<(String, std::ops::Range<usize>)> {
         if !self.cfg.blocks.qk_norm {
             return vec![];

@@ -14,13 +14,13 @@ use super::math::{Mat, rms_norm, rms_norm_backward, sigmoid};
 use crate::spec::MambaSpec;
 use ndarray::{Array2, s};
 
-/// Kept for the backward pass.
+/// What the mixer keeps for its backward pass.
 pub struct States {
     proj: Mat,
     /// x, B and C before and behind the activation.
     conv: Mat,
     v: Mat,
-    /// By head and token: the state, [N, p].
+    /// The state [N, p], by head and token.
     h: Vec<Vec<Mat>>,
     y: Mat,
     out: Mat,
@@ -57,7 +57,7 @@ impl From<MambaSpec> for At {
 }
 
 impl At {
-    /// Of x, B and C.
+    /// The number of columns of x, B and C.
     fn columns(&self) -> usize {
         self.inner + 2 * self.groups * self.n
     }
@@ -127,7 +127,7 @@ impl Model<'_> {
         y * &proj.slice(s![.., ..self.at().inner]).mapv(silu)
     }
 
-    /// Something of every group of columns and its weights.
+    /// Applies `of` to every group of columns with its weights, and puts the results side by side.
     fn groups(&self, i: usize, x: &Mat, of: impl Fn(&Mat, &Mat) -> Mat) -> Mat {
         let (at, w) = (self.at(), self.w(&layer(i, GATED_NORM)));
         let (mut y, width) = (x.clone(), at.inner / at.groups);

@@ -10,7 +10,7 @@ use ndarray::{Axis, concatenate};
 
 pub struct Saved {
     x: Mat,
-    /// Behind the norm.
+    /// The input behind the norm.
     pub normed: Mat,
     of: Of,
 }
@@ -22,7 +22,7 @@ enum Of {
         up: Mat,
         act: Mat,
     },
-    /// Of the sequence of this number.
+    /// Experts, with the number of the sequence.
     Experts(usize),
 }
 

@@ -30,14 +30,14 @@ use ndarray::Array2;
 use std::collections::BTreeMap;
 
 pub struct StepResult {
-    /// Mean over all tokens of the batch.
+    /// The loss, a mean over all tokens of the batch.
     pub loss: f64,
     /// What indexers learn by beside the loss: the divergence of their scores, a mean over tokens, of all layers together.
     pub divergence: f64,
     /// Per sequence, [s, h]: what the last layer hands to the final norm.
     pub hidden: Vec<Vec<f64>>,
     pub grads: BTreeMap<String, Vec<f64>>,
-    /// After the step of the optimizer.
+    /// The parameters after the step of the optimizer.
     pub new_params: BTreeMap<String, Vec<f64>>,
 }
 
@@ -54,7 +54,7 @@ pub fn train(
     train_anew(params, batches.into_iter().map(|batch| (cfg.clone(), batch)), adam)
 }
 
-/// The same where tokens choose other experts in each step.
+/// Steps of training as of [`train`], where tokens choose other experts in each step.
 pub fn train_anew(
     params: &BTreeMap<String, Vec<f64>>,
     steps: impl IntoIterator<Item = (DenseConfig, Batch)>,
@@ -131,14 +131,14 @@ fn load(params: &BTreeMap<String, Vec<f64>>, name: String, shape: (usize, usize)
     (name, weight)
 }
 
-/// The running means of a gradient and of its square; none before the first step.
+/// The running means of a gradient and of its square; empty before the first step.
 #[derive(Default)]
 struct Moments {
     m: Vec<f64>,
     v: Vec<f64>,
 }
 
-/// Step `t` of the optimizer that a parameter has.
+/// A parameter after step `t` of its optimizer, Adam or Muon.
 #[allow(clippy::too_many_arguments)]
 fn updated(
     cfg: &DenseConfig,

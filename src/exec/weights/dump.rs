@@ -13,7 +13,7 @@ use std::path::Path;
 pub struct Dump<'a> {
     pub plan: &'a Plan,
     pub run: &'a Run,
-    /// What its checkpoint has beside the plan's weights, and no step changes.
+    /// The tensors that the model's checkpoint has beside the plan's weights, and no step changes.
     pub beside: &'a BTreeMap<String, Vec<f64>>,
     pub step: u64,
 }
@@ -22,7 +22,8 @@ pub struct Dump<'a> {
 type Written = (Vec<usize>, Vec<u8>);
 
 /// `loss`, `logits` `[batch, seq, vocab]`, and for every tensor of the model's checkpoint `new.<name>`, and `grad.<name>` if
-/// it is trained, f32, in the checkpoint's shapes. The metadata says what they mean.
+/// it is trained, f32, in the checkpoint's shapes. The metadata says what they mean. Errors: a plan that is no training
+/// step, a model whose weights are not written, a file that cannot be.
 pub fn dump(path: &Path, dump: &Dump) -> Result<()> {
     let Dump { plan, run, beside, step } = *dump;
     let model = plan.model()?;

@@ -11,14 +11,14 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub name: String,
-    /// Of the weight's first dim.
+    /// The rows of the weight's first dim.
     pub rows: Range<usize>,
-    /// Stored `[in, out]`.
+    /// Whether the checkpoint has it as `[in, out]`.
     pub transposed: bool,
 }
 
 impl Piece {
-    /// As the checkpoint has it.
+    /// The tensor's shape in the checkpoint.
     pub fn shape(&self, param: &Param) -> Vec<usize> {
         let mut shape: Vec<usize> = param.shape.iter().map(|&n| n as usize).collect();
         shape[0] = self.rows.len();
@@ -37,16 +37,18 @@ impl Piece {
 /// Whose names a checkpoint has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// Mistral's and Qwen's too.
+    /// A Llama's names, which are Mistral's and Qwen's too.
     Llama,
     /// A Llama with experts, by Mixtral's names.
     Mixtral,
-    /// And by those of Qwen3's mixtures and DeepSeek's.
+    /// A Llama with experts, by the names of Qwen3's mixtures and DeepSeek's.
     Qwen3Moe,
     Gpt2,
 }
 
 impl Family {
+    /// The family of a model's checkpoints. Errors: a model whose weights are neither read nor written, with what
+    /// stands in the way.
     pub fn of(model: &LlmSpec) -> Result<Family> {
         let refused = |what: &str| {
             let known = COMPUTED.join(", ");
@@ -166,12 +168,12 @@ fn gpt2(param: &Param) -> Piece {
 /// What a router adds to its scores when it chooses, and only then; no gradient reaches it (DeepSeek-V3).
 pub const ROUTER_BIAS: &str = "mlp.gate.e_score_correction_bias";
 
-/// The name without what some files leave out before it.
+/// A tensor's name without the prefix that some files leave out.
 pub fn bare(name: &str) -> &str {
     ["transformer.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
 
-/// `[rows, cols]` the other way round.
+/// The transpose of a matrix `[rows, cols]`.
 pub fn transpose<T: Copy>(values: &[T], cols: usize) -> Vec<T> {
     let rows = values.len() / cols.max(1);
     (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()

@@ -9,11 +9,12 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A tensor that is wanted: for which weight, and which part of it.
+/// The tensors of a checkpoint that are wanted, by name: for which weight, and which part of it.
 type Wanted<'p> = BTreeMap<String, (&'p Param, Piece)>;
 
 /// Every weight of `plan`, by its name there, from the checkpoint in `dir`; and what routers add to their scores, by its
-/// name here.
+/// name here. Errors: a model whose weights are not read, a file that cannot be; a weight that no file has, or that has
+/// another shape.
 pub fn load(dir: &Path, plan: &Plan) -> Result<BTreeMap<String, Vec<f32>>> {
     let model = plan.model()?;
     let family = Family::of(model)?;
@@ -58,7 +59,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Those that an index names, each once.
+/// The files that an index names, each once.
 fn listed(dir: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let text = std::fs::read_to_string(index).map_err(Error::io(index))?;
     let json: Value = json::parse(index.display(), &text)?;
@@ -72,7 +73,7 @@ fn listed(dir: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// Takes from a file what is still wanted. Tensors that nobody wants are left alone.
+/// Takes from a file the tensors that are still wanted. Others are left alone.
 fn read_file(path: &Path, wanted: &mut Wanted, all: &mut BTreeMap<String, Vec<f32>>) -> Result<()> {
     let bytes = std::fs::read(path).map_err(Error::io(path))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|e| {

@@ -7,7 +7,8 @@ use std::path::Path;
 
 /// The sequences of `steps` steps, in order, with those that were `seen` before them. A flat list is cut into runs of seq_len + 1 ids, one behind the
 /// other; a list of lists has a sequence in each. The first seq_len ids of a sequence are its tokens, the last
-/// seq_len what they are to predict. Ids that are left over are not used.
+/// seq_len what they are to predict. Ids that are left over are not used. Errors: a file that cannot be read, ids
+/// beyond the vocabulary, too few of them.
 pub fn read(path: &Path, plan: &Plan, seen: u64, steps: u64) -> Result<Vec<Vec<u32>>> {
     let inputs = plan.inputs()?;
     let (length, count) = (inputs.segs.seq as usize + 1, (seen + plan.about.global_batch * steps) as usize);

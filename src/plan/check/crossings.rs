@@ -1,11 +1,12 @@
-//! What passes between programs: every send meets a receive of the same tag and size, and no crews wait for
-//! each other in a circle.
+//! Checks what passes between programs: every send meets a receive of the same tag and size, and no crews wait for each
+//! other in a circle.
 
 use crate::error::{Error, Result};
 use crate::plan::crew::{Crews, PostId, Watch};
 use crate::plan::*;
 
-/// Proves it by going through all programs side by side.
+/// Proves that crossings meet, by going through all programs side by side. Errors: a send or receive without its half,
+/// parts of a collective that differ, crews that wait for each other.
 pub fn meet(plan: &Plan, crews: &Crews) -> Result<()> {
     crews.run(&mut Meetings { plan, posts: vec![] })
 }
@@ -22,7 +23,7 @@ impl<'p> Meetings<'p> {
         (format!("{}/{}", self.plan.programs[crew].name, op.label), legs[leg as usize])
     }
 
-    /// Elements and dtype.
+    /// Elements and dtype of a buffer.
     fn size(&self, buf: Buf) -> (u64, Dtype) {
         let tensor = &self.plan.tensors[buf.tensor() as usize];
         let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
@@ -60,7 +61,7 @@ impl<'p> Watch<'p> for Meetings<'p> {
         )))
     }
 
-    /// The size of a collective is that of each part; whether it fits the group is known of every body.
+    /// Checks that all parts of a collective have one size; whether that fits the group is checked for every body.
     fn gather(&mut self, posts: &[PostId]) -> Result<()> {
         let part = |&post: &PostId| match &self.posts[post].1.kind {
             OpKind::Collective { kind, src, dst, wire, .. } => {

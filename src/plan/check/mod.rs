@@ -17,10 +17,11 @@ use crate::error::{Error, Result};
 use routes::exchange;
 use std::collections::BTreeSet;
 
-/// Bytes a tensor may have on one rank.
+/// The most bytes that a tensor may have on one rank.
 const MOST_BYTES: u64 = 1 << 50;
 
-/// Everything that can be said of a plan without a cluster.
+/// Checks everything that can be said of a plan without a cluster. Errors: the first thing that is wrong, by program,
+/// op and buffer.
 pub fn check(plan: &Plan) -> Result<()> {
     structure(plan)?;
     positions(plan)?;
@@ -35,13 +36,13 @@ pub fn check(plan: &Plan) -> Result<()> {
     Bodies { plan, in_step, crosses: &crosses, group_sizes, seen: BTreeSet::new(), path: vec![] }.program()?;
     if in_step && written::by_name(plan, &atoms) {
         let Some(Err(error)) = crews.map(|crews| crossings::meet(plan, &crews)) else { return Ok(()) };
-        // Crews have no ranks: who waits for whom by rank, spliced lines say.
+        // Crews know no single ranks: only spliced lines can say which rank waits for which.
         return if error.to_string().contains("deadlock") { spliced(plan, &atoms).and(Err(error)) } else { Err(error) };
     }
     spliced(plan, &atoms)
 }
 
-/// What bodies alone cannot prove, spliced lines can.
+/// Proves by spliced lines what bodies alone cannot prove.
 fn spliced(plan: &Plan, atoms: &AtomTable) -> Result<()> {
     let programs = 0..plan.programs.len() as u32;
     let lines: Vec<Line> = programs.map(|p| Line::short(plan, atoms, p)).collect::<Result<_>>()?;
@@ -94,7 +95,7 @@ fn structure(plan: &Plan) -> Result<()> {
     membership(plan)
 }
 
-/// No rank talks in a group that it is not in.
+/// Checks that no rank talks in a group that it is not in.
 fn membership(plan: &Plan) -> Result<()> {
     let mut lanes: Vec<BTreeSet<u16>> = Vec::new();
     let used = |ops: &[Op], lanes: &[BTreeSet<u16>]| {
@@ -124,7 +125,7 @@ fn membership(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Ops of a body name only what is there. A block calls only blocks before it, so calls end.
+/// Checks that the ops of a body name only what is there. A block calls only blocks before it, so calls end.
 fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> Result<()> {
     for (i, op) in ops.iter().enumerate() {
         let fail = |why: String| Err(Error::plan(format!("{name}/{}: {why}", op.label)));
@@ -163,7 +164,8 @@ fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> R
     Ok(())
 }
 
-/// No buffer names a slot its tensor does not have, whatever the iteration. `env` holds the largest slots.
+/// Checks that no buffer names a slot its tensor does not have, in whatever iteration. `env`: the tensors and the
+/// largest slots that formals are bound to.
 fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
     let resolve = |of: TensorRef, slot: u32, label: &str| {
         let (tensor, base) = match of {
@@ -180,7 +182,7 @@ fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
     for op in ops {
         if let OpKind::Call { block, args, repeat } = &op.kind {
             let most = |arg: &Arg| {
-                // Short walks are walked; a walk of a whole period reaches its last slot.
+                // A walk shorter than its period is followed; a walk of a whole period reaches the last slot.
                 let top = if *repeat < arg.period() { (0..*repeat).map(|i| arg.slot(i)).max() } else { None };
                 resolve(arg.of(), top.unwrap_or(arg.slot(0).max(arg.period() - 1)), &op.label)
             };
@@ -195,7 +197,8 @@ fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
     Ok(())
 }
 
-/// Every split of the sequence comes out even: else ranks would hold fewer tokens than their buffers have.
+/// Checks that every split of the sequence comes out even: otherwise ranks would hold fewer tokens than their buffers
+/// have.
 fn positions(plan: &Plan) -> Result<()> {
     let even = |what: &str, segs: &Segs| {
         let known = (segs.view as usize) < plan.views.len();
@@ -224,7 +227,7 @@ fn positions(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What the plan is fed and gives fits its tensors.
+/// Checks that the plan's inputs and outputs fit its tensors.
 fn feed(plan: &Plan) -> Result<()> {
     let known = |tensor: TensorId, slot: u32| {
         plan.tensors
@@ -246,12 +249,12 @@ fn feed(plan: &Plan) -> Result<()> {
 /// Elements and dtype of a buffer.
 type Size = (u64, Dtype);
 
-/// Proves of the ops of each body, once for each combination of tensors bound, that their operands fit, and
-/// where ranks are in step that what an op sends is what it receives.
+/// Checks the ops of each body, once for each combination of tensors bound: their operands have to fit and, where ranks
+/// are in step, what an op sends has to be what it receives.
 struct Bodies<'a> {
     plan: &'a Plan,
     in_step: bool,
-    /// Whether an op meets others than itself.
+    /// Whether an op meets ops other than itself.
     crosses: &'a dyn Fn(&Op) -> bool,
     group_sizes: Vec<u32>,
     seen: BTreeSet<(BlockId, Vec<TensorId>)>,
@@ -304,8 +307,8 @@ impl<'a> Bodies<'a> {
         Err(Error::plan(format!("{}: {why}", self.path.join("/"))))
     }
 
-    /// What runs on the device touches the device's memory, what runs on the CPU the host's, and a copy goes from one
-    /// to the other as its lane says.
+    /// Checks that an op on the device touches the device's memory, an op on the CPU the host's, and that a copy goes
+    /// from one to the other as its lane says.
     fn memory(&self, op: &Op, env: &[(TensorId, u32)]) -> Result<()> {
         let Some(lane) = op.lane.map(|lane| &self.plan.lanes[lane as usize]) else { return Ok(()) };
         let host = |buf: &Buf| self.plan.tensors[resolve(buf.of, env).0 as usize].host;
@@ -361,7 +364,7 @@ impl<'a> Bodies<'a> {
         self.fail(format!("{src} -> {dst} elements, which does not fit {} over {n} ranks", kind.name()))
     }
 
-    /// The k-th leg that sends so far meets the k-th that receives from as far.
+    /// Checks that the k-th leg of an op that sends over a distance fits the k-th that receives over it.
     fn transfer(&self, lane: Option<u16>, legs: &[Leg], size: &dyn Fn(&Buf) -> Size) -> Result<()> {
         let around = lane.map_or(1, |lane| self.group_sizes[lane as usize]) as i32;
         let of = |dir| legs.iter().filter(move |leg| leg.dir == dir);
@@ -382,7 +385,7 @@ impl<'a> Bodies<'a> {
     }
 }
 
-/// Every leg that any rank posts has its other half, with the same tag and the same size.
+/// Checks that every leg that any rank posts has its other half, with the same tag and the same size.
 fn legs_meet(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<()> {
     for rank in ranks_to_ask(plan) {
         let own = plan.program_of(rank);
@@ -423,7 +426,7 @@ fn leg_elems(plan: &Plan, line: &Line, node: u32, leg: &Leg) -> Size {
     ((place.rows[1] - place.rows[0]) * tensor.row_len(), tensor.dtype)
 }
 
-/// One rank is enough when all run the same program, since peers are relative.
+/// Ranks whose legs are checked: one is enough when all run the same program, since peers are relative.
 fn ranks_to_ask(plan: &Plan) -> std::ops::Range<u32> {
     0..if plan.programs.len() == 1 { 1 } else { plan.ranks() }
 }

@@ -1,4 +1,4 @@
-//! What routes are to a plan: the ranks they count on are there, and buffers have room for the fullest of them.
+//! Checks what routes ask of a plan: the ranks they count on are there, and buffers have room for the fullest of them.
 
 use super::Size;
 use crate::error::{Error, Result};
@@ -6,6 +6,8 @@ use crate::plan::expert::ExpertOp;
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::*;
 
+/// Errors: a route for other ranks than the expert view has; an op that names a route that there is not, or whose rows
+/// or slots are too few for it.
 pub fn check(plan: &Plan) -> Result<()> {
     let ep = plan.views.get(EXPERT_VIEW as usize).map_or(1, |view| view.degree(Axis::Ep));
     if let Some(route) = plan.routes.iter().find(|route| route.ranks != ep) {
@@ -40,7 +42,7 @@ pub fn check(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Rows that a kernel has room for and those it would need, where that is more.
+/// The rows that a kernel has room for and the rows that it needs, where it needs more; `None` where it has enough.
 fn short(route: &Route, op: ExpertOp) -> Option<(u64, u64)> {
     let needs = match op {
         ExpertOp::Router { rows, .. } | ExpertOp::RouterBwd { rows, .. } => vec![(rows, Layout::Tokens)],
@@ -58,7 +60,8 @@ fn short(route: &Route, op: ExpertOp) -> Option<(u64, u64)> {
     needs.into_iter().find(|(rows, need)| *need > (*rows).max(1))
 }
 
-/// Both sides of an exchange have the same rows, of the same dtypes, and room for all of them.
+/// Checks that both sides of an exchange have the same rows, of the same dtypes, and room for all of them. Errors: what
+/// does not fit, in words.
 pub fn exchange(plan: &Plan, op: &Op, size: &dyn Fn(&Buf) -> Size) -> std::result::Result<(), String> {
     let OpKind::Exchange { route, src, dst, algo, phase, .. } = &op.kind else { return Ok(()) };
     let (first, [from, to]) = (*route as usize, algo.ends(*phase));

@@ -1,4 +1,4 @@
-//! Nothing is read that was never written. Only weights, optimizer state and what the plan is fed are there
+//! Checks that nothing is read that was never written. Only weights, optimizer state and the plan's inputs are there
 //! before the step begins.
 
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ fn is_given(plan: &Plan, tensor: TensorId) -> bool {
     kept || plan.feed.given().contains(&tensor)
 }
 
-/// Proves it of a spliced line, by the buffers that names mean.
+/// Checks a spliced line, by the buffers that names mean. Errors: the first op that reads what nothing has written.
 pub fn before_read(plan: &Plan, line: &Line) -> Result<()> {
     for i in 0..line.nodes.len() {
         let outer = line.outer_reads(i);
@@ -29,18 +29,18 @@ pub fn before_read(plan: &Plan, line: &Line) -> Result<()> {
     Ok(())
 }
 
-/// An atom in the names of a body.
+/// An atom as the ops of a body name it: tensor or formal, slot, and number within the slot.
 type Name = (TensorRef, u32, u32);
 
-/// What a body reads before it writes it, and what it writes.
+/// The atoms that a body reads before it writes them, and those that it writes.
 #[derive(Default)]
 struct Effect {
     reads: FxHashSet<Name>,
     writes: FxHashSet<Name>,
 }
 
-/// Proves it body by body. False where that cannot be: something may be written under one name of a block and
-/// read under another.
+/// Checks a plan body by body, by names. False where that proves nothing: something may be written under one name of a
+/// block and read under another.
 pub fn by_name(plan: &Plan, atoms: &AtomTable) -> bool {
     let mut effects = Effects { plan, atoms, known: FxHashMap::default() };
     plan.programs.iter().all(|program| {
@@ -96,7 +96,7 @@ impl Effects<'_> {
 }
 
 impl Effect {
-    /// What comes next reads and then writes.
+    /// Adds ops that come next, which first read and then write.
     fn then(&mut self, reads: impl Iterator<Item = Name>, writes: impl Iterator<Item = Name>) {
         for name in reads {
             if !self.writes.contains(&name) {

@@ -1,5 +1,5 @@
-//! Rounds that do what the rounds before them did, in other slots: what repeats of a pipeline's steady state, whatever
-//! anything takes.
+//! Rounds that do what the rounds before them did, in other slots: they find what repeats in a pipeline's steady state,
+//! however long anything takes.
 //!
 //! In a *round* every crew goes on as far as it can. Between two rounds every crew has come so many ops further. If
 //! these ops are those of as many ops before, but for the slots that they name, and the same crossings are under way,
@@ -11,34 +11,36 @@ use crate::plan::op::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// The slots that ops name, and those that the same ops of the next period name instead: one to one.
+/// The slots that the ops of a period name, and for each the slot that the same ops of the next period name in its
+/// place.
 pub struct Moves {
-    /// By tensor and slot; [`NONE`]: no op names it.
+    /// The slot that takes the place of each, and the slot whose place each takes, by tensor and slot; [`NONE`]: no op
+    /// names it.
     to: Vec<Vec<u32>>,
     from: Vec<Vec<u32>>,
-    /// Inputs have a slot for each microbatch, of which none comes again.
+    /// Tensors that are inputs: they have a slot for each microbatch, and none of these comes again.
     given: Vec<bool>,
 }
 
 const NONE: u32 = u32::MAX;
 
-/// What the rounds since a mark did can be done again.
+/// The rounds since a mark, which can be done again.
 pub struct Again<'p> {
     pub times: u64,
-    /// By crew.
+    /// The slots that change places, by crew.
     pub moves: Vec<Moves>,
-    /// Crossings under way: then, now, and the op that is under way in place of it in the end.
+    /// Crossings under way: the one at the mark, the one in its place now, and the op that is in its place in the end.
     pub posts: Vec<(PostId, PostId, &'p Op)>,
     /// Ops of a period, by crew.
     ops: Vec<usize>,
 }
 
-/// Where a crossing stood; other crossings by their places in the program.
+/// The state of a crossing at a mark; `index`, `after` and `next` are places in the program, not numbers of posts.
 struct Standing {
     id: PostId,
     index: usize,
     ended: bool,
-    /// What it waits for to start, and to end.
+    /// Crossings and legs that it still waits for, to start and to end.
     counts: [usize; 2],
     started: bool,
     turns: Vec<usize>,
@@ -46,7 +48,7 @@ struct Standing {
     next: Vec<usize>,
 }
 
-/// Where a crew stood.
+/// The state of a crew at a mark.
 struct Stood {
     at: usize,
     queues: FxHashMap<Queue, usize>,
@@ -55,20 +57,20 @@ struct Stood {
     slots: Vec<usize>,
 }
 
-/// Where everyone stood.
+/// The state of all crews at a mark.
 struct Mark {
-    /// After so many rounds it may be the same again.
+    /// Rounds after which everyone may stand like this again.
     back: usize,
     until: usize,
     crews: Vec<Stood>,
 }
 
-/// Goes from round to round and finds those that repeat.
+/// Goes from round to round and finds periods that repeat.
 #[derive(Default)]
 pub(super) struct Rounds {
     number: usize,
     mark: Option<Mark>,
-    /// Nothing is marked before this round: in vain it was, so often in a row.
+    /// The round before which nothing is marked; and how many marks in a row were in vain.
     rest: usize,
     vain: usize,
 }
@@ -107,17 +109,17 @@ impl Moves {
         Moves { to: none(), from: none(), given }
     }
 
-    /// Whether a tensor is one of the inputs, of which nothing is known here.
+    /// Whether a tensor is one of the inputs, of whose slots nothing is known here.
     pub fn is_given(&self, tensor: TensorId) -> bool {
         self.given[tensor as usize]
     }
 
-    /// The slot that is to a period what `slot` was to the one before; none if neither touches it.
+    /// The slot that takes the place of `slot` in the next period; `None` if no op names it.
     pub fn of(&self, tensor: TensorId, slot: u32) -> Option<u32> {
         Some(self.to[tensor as usize][slot as usize]).filter(|to| *to != NONE)
     }
 
-    /// Slots that come in each other's place, turn by turn.
+    /// Circles of slots: each slot of one takes the place of the slot before it, period by period.
     pub fn circles(&self, tensor: TensorId) -> Vec<Vec<u32>> {
         let to = &self.to[tensor as usize];
         let mut seen = vec![false; to.len()];
@@ -135,7 +137,7 @@ impl Moves {
         all
     }
 
-    /// Whether `to` can be in place of `from`, which is noted.
+    /// Whether slot `to` can take the place of `from`, which is noted.
     fn note(&mut self, tensor: TensorId, from: u32, to: u32) -> bool {
         let (t, a, b) = (tensor as usize, from as usize, to as usize);
         if self.given[t] || (self.to[t][a], self.from[t][b]) == (to, from) {
@@ -152,7 +154,7 @@ impl Moves {
         (from.of, from.rows) == (to.of, to.rows) && self.note(from.tensor(), from.slot, to.slot)
     }
 
-    /// Whether no slot comes from nowhere, or goes there.
+    /// Whether every slot that takes a place has its own place taken, and the other way round.
     fn is_closed(&self) -> bool {
         let both = |(to, from): (&Vec<u32>, &Vec<u32>)| to.iter().zip(from).all(|(a, b)| (*a == NONE) == (*b == NONE));
         self.to.iter().zip(&self.from).all(both)
@@ -236,7 +238,7 @@ impl<'p> Run<'_, 'p> {
         }
     }
 
-    /// What can be done again of what was done since `mark`; none unless everyone stands as then.
+    /// The rounds since `mark` that can be done again; `None` unless everyone stands as at the mark.
     fn again(&self, mark: &Mark) -> Option<Again<'p>> {
         let now: Vec<Stood> = self.all.iter().map(|crew| self.stood(crew)).collect();
         let ops: Vec<usize> = now.iter().zip(&mark.crews).map(|(now, then)| now.at - then.at).collect();
@@ -261,7 +263,7 @@ impl<'p> Run<'_, 'p> {
         Some(Again { times, moves, posts, ops })
     }
 
-    /// Whether what a crew has under way is what it had then, `ops` ops further on.
+    /// Whether the crossings that a crew has under way are those of the mark, `ops` ops further on.
     fn stands_alike(&self, crew: usize, then: &[Stood], now: &[Stood], ops: usize) -> bool {
         let grown = |crew: usize, queue: &Queue| {
             let [now, then] = [now, then].map(|all| all[crew].queues.get(queue).copied().unwrap_or(0));
@@ -283,7 +285,7 @@ impl<'p> Run<'_, 'p> {
                 && on(&a.next) == b.next
                 && (a.ended || turns.all(|(turn, (a, b))| a + grown(crew, &queue_of(op, turn)) == *b))
         };
-        // Both ends of a queue have come on as far.
+        // Both ends of a queue have moved by as many legs.
         let even = |queue: &Queue| match queue.1 {
             Some((dir, by)) => {
                 let back = self.crews.distance(queue.0, (by as i32).wrapping_neg());
@@ -301,8 +303,8 @@ impl<'p> Run<'_, 'p> {
             && now.queues.keys().all(even)
     }
 
-    /// How often a crew can do again what it did since then, one time less than ops are the same, and the slots of it:
-    /// where a crew has to wait, it has looked at the ops behind.
+    /// How often a crew can do what it did since the mark once more, and the slots that change places: one time less
+    /// than its next ops are the same, since a crew that has to wait has looked at the ops behind.
     fn repeats(&self, crew: &Crew, then: &Stood, ops: usize) -> Option<(Moves, u64)> {
         let mut moves = Moves::new(self.crews);
         if ops == 0 {
@@ -317,7 +319,7 @@ impl<'p> Run<'_, 'p> {
         moves.is_closed().then_some((moves, further.checked_sub(1)? as u64))
     }
 
-    /// Everyone is as many ops further on.
+    /// Moves every crew on by as many ops as it does in all repetitions.
     fn take(&mut self, again: &Again<'p>) {
         let by = |ops: usize| again.times as usize * ops;
         for &(_, id, op) in &again.posts {

@@ -19,11 +19,11 @@ pub struct AttnBlock {
     pub kv_heads: u64,
     /// Elements of a head's query and key.
     pub head_dim: u64,
-    /// Elements of a head's value and output; `None`: as many.
+    /// Elements of a head's value and output; `None`: as many as of a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub v_dim: Option<u64>,
     pub mask: Mask,
-    /// What scores are multiplied with beside 1 / sqrt(head_dim).
+    /// Factor of the scores beside 1 / sqrt(head_dim).
     #[serde(default, skip_serializing_if = "Factor::is_one")]
     pub factor: Factor,
 }
@@ -33,7 +33,7 @@ impl AttnBlock {
         self.v_dim.unwrap_or(self.head_dim)
     }
 
-    /// What products of queries and keys are multiplied with.
+    /// Factor of the products of queries and keys.
     pub fn scale(&self) -> f64 {
         self.factor.0 / (self.head_dim as f64).sqrt()
     }
@@ -53,15 +53,15 @@ impl AttnBlock {
         self.heads * self.v_dim()
     }
 
-    /// How much the scores of each head on `rank` lose with distance; empty where they do not. Heads are those of
-    /// tensor-parallel ranks, and of their Ulysses ranks, one behind the other.
+    /// How much the scores of each head on `rank` lose with distance, a slope for each head; empty where they lose
+    /// nothing. The heads of tensor-parallel ranks, and of their Ulysses ranks, stand one behind the other.
     pub fn slopes(&self, views: &[Mesh], rank: u32) -> Vec<f64> {
         let at = |axis| u64::from(views[0].coord(rank, axis));
         let first = (at(Axis::Tp) * u64::from(views[0].degree(Axis::Up)) + at(Axis::Up)) * self.heads;
         (first..first + self.heads).filter_map(|head| self.mask.slope(head)).collect()
     }
 
-    /// What the mask leaves of the block on `rank`, for one sequence.
+    /// The part of the block that the mask leaves on `rank`, for one sequence.
     pub fn shape(&self, views: &[Mesh], rank: u32) -> BlockShape {
         block_shape(&self.q.spans(views, rank), &self.kv.spans(views, rank), &self.mask)
     }
@@ -72,7 +72,7 @@ impl AttnBlock {
     }
 }
 
-/// Which operand's rows a trimmed kernel walks.
+/// The operand whose rows a trimmed kernel walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -93,7 +93,7 @@ impl Kernel {
             kv_rows: shape.kv_rows,
             area: shape.area,
             batch_heads: b.batch * b.heads,
-            // Curves are those of values as wide as keys: of the width between.
+            // Curves were measured with values as wide as keys: the width between the two stands for both.
             head_dim: d.midpoint(v),
             backward,
             pairs: Pairs::Masked,
@@ -146,13 +146,13 @@ impl Kernel {
     }
 }
 
-/// Whether kernels of a name are attention itself, beside sums of their own or onto those of others.
+/// Whether a kernel's name is that of an attention, be its sums its own or added to others'.
 pub fn is_attention(kernel: &str) -> bool {
     let backward = ["attention_bwd", "attention_bwd_onto", "sparse_attention_bwd", "lightning_index_bwd"];
     is_attention_forward(kernel) || backward.contains(&kernel)
 }
 
-/// Of the forward pass.
+/// Whether a kernel's name is that of an attention's forward pass.
 pub fn is_attention_forward(kernel: &str) -> bool {
     ["attention", "attention_onto", "sparse_attention", "lightning_index"].contains(&kernel)
 }

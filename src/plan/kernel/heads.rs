@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct HeadPart {
     pub lanes: u64,
-    /// Heads of the operand that is not exchanged.
+    /// Heads of the operand before the exchange.
     pub heads: u64,
     pub head_dim: u64,
-    /// Elements of a head of the last lane, where they are others: a value's beside a key's.
+    /// Elements of a head of the last lane, a value's beside a key's; `None`: `head_dim` as in the other lanes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_dim: Option<u64>,
-    /// Heads of zeros that travel too.
+    /// Heads of zeros that travel, too; `None`: there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<HeadPad>,
 }
@@ -37,12 +37,12 @@ impl HeadPart {
         HeadPart { lanes, heads, head_dim, last_dim: None, pad: None }
     }
 
-    /// Heads that travel, those of zeros among them.
+    /// Heads that travel, with those of zeros.
     pub fn all_heads(&self) -> u64 {
         self.pad.map_or(self.heads, |pad| pad.to_heads)
     }
 
-    /// Which of the operand's heads travels as head `travelling`; none for one of zeros.
+    /// The operand's head that travels as head `travelling`; `None` for a head of zeros.
     pub fn held(&self, travelling: u64) -> Option<u64> {
         let Some(pad) = self.pad else { return Some(travelling) };
         let (group, at) = (travelling / pad.to_group, travelling % pad.to_group);
@@ -55,7 +55,7 @@ impl HeadPart {
         (self.all_heads() / ranks).max(1)
     }
 
-    /// Keys of `head_dim` elements and values of `v_dim`.
+    /// A part of keys of `head_dim` elements and values of `v_dim`.
     pub const fn kv(heads: u64, head_dim: u64, v_dim: u64) -> HeadPart {
         let last_dim = if v_dim == head_dim { None } else { Some(v_dim) };
         HeadPart { lanes: 2, heads, head_dim, last_dim, pad: None }
@@ -66,7 +66,7 @@ impl HeadPart {
         if lane + 1 == self.lanes { self.last_dim.unwrap_or(self.head_dim) } else { self.head_dim }
     }
 
-    /// Elements of a head of the lanes before one; of all lanes, of a head's whole row.
+    /// Elements of a head in all lanes before `lane`; with the number of lanes, those of a head's whole row.
     pub fn dims_before(&self, lane: u64) -> u64 {
         (0..lane).map(|before| self.dim_of(before)).sum()
     }
@@ -106,16 +106,16 @@ pub enum Exchange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
-    /// One: what one all-to-all sends or receives.
+    /// In one buffer, for one all-to-all to send or receive.
     #[default]
     Together,
-    /// One for each rank's part: what each of several collectives is about.
+    /// In a buffer for each rank's part, for several collectives.
     ByRank,
-    /// One for each lane of each part: what each of several all-to-alls is about.
+    /// In a buffer for each lane of each part, for several all-to-alls.
     ByLane,
 }
 
-/// One of the halves, of `seq` tokens of each of `batch` sequences here.
+/// One of the four local halves of an exchange of heads, for `seq` tokens of each of `batch` sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadPermute {
@@ -125,17 +125,17 @@ pub struct HeadPermute {
     pub batch: u64,
     pub seq: u64,
     pub parts: Vec<HeadPart>,
-    /// The parts are columns of one operand, one behind the other, and not an operand each.
+    /// Whether the parts are columns of one operand, one behind the other, rather than an operand each.
     #[serde(default, skip_serializing_if = "is_false")]
     pub joined: bool,
-    /// Where all tokens are they stand in the order of the sequence, of which every rank has these positions; none: in
-    /// rank order.
+    /// The positions of each rank, where tokens are put in the order of the sequence on the side that has all tokens;
+    /// `None`: they stay in rank order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Segs>,
 }
 
 impl HeadPermute {
-    /// Of an operand a part, tokens in rank order.
+    /// A half whose parts are an operand each, tokens in rank order.
     pub fn new(
         exchange: Exchange,
         packing: Packing,
@@ -167,8 +167,8 @@ impl HeadPermute {
         }
     }
 
-    /// Where each of the tokens that all ranks have of a sequence stands in it, rank after rank, as `rank` and those it
-    /// exchanges with have them; none: one behind the other.
+    /// The place in its sequence of each token that all ranks have of it, rank after rank, as `rank` and those it
+    /// exchanges with have them; `None`: one behind the other.
     pub fn places(&self, views: &[Mesh], rank: u32) -> Option<Vec<u64>> {
         let segs = self.order.as_ref()?;
         let axes: Vec<_> = segs.order.iter().map(|(axis, _)| *axis).collect();

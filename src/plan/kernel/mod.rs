@@ -42,14 +42,14 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// Logits of a part of the vocabulary: of `cols` columns a rank, in the order of its coordinate on `axis`.
-/// The last ranks may have more columns than there are ids left; those count for nothing.
+/// Logits of a part of the vocabulary: each rank has `cols` columns, by its coordinate on `axis`. The last ranks may
+/// have more columns than there are ids left; those count for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabPart {
     pub rows: u64,
     pub cols: u64,
-    /// Ids in all.
+    /// Ids of the whole vocabulary.
     pub vocab: u64,
     pub axis: Axis,
 }
@@ -141,7 +141,7 @@ pub enum Kernel {
     },
     /// LayerNorm. Reads x, w `[cols]`, or with `bias` `[weight | bias]`; writes y.
     LayerNorm { rows: u64, cols: u64, eps: f64, bias: bool },
-    /// As [`NormBwd`](Kernel::NormBwd), dw laid out as w is.
+    /// The gradient of LayerNorm, with the operands of [`NormBwd`](Kernel::NormBwd); dw is laid out as w is.
     LayerNormBwd { rows: u64, cols: u64, eps: f64, bias: bool },
     /// Reads dy, db; writes db = db + the sum of the rows of dy.
     BiasBwd { rows: u64, cols: u64 },
@@ -168,15 +168,15 @@ pub enum Kernel {
         share: Option<Share>,
         backward: bool,
     },
-    /// Reads x; writes gelu(x), by its tanh form.
+    /// gelu in its tanh form. Reads x; writes gelu(x).
     Gelu { elems: u64 },
     /// Reads x, dy; writes dx.
     GeluBwd { elems: u64 },
-    /// Reads x; writes the square of what is positive of it.
+    /// The square of a ReLU. Reads x; writes the square of x, and 0 where x is negative.
     Relu2 { elems: u64 },
     /// Reads x, dy; writes dx.
     Relu2Bwd { elems: u64 },
-    /// One of a Mamba-2 mixer.
+    /// A kernel of a Mamba-2 mixer.
     Ssm(SsmKernel),
     /// Rotary embedding, halves rotated; with `rotary` of the first so many elements of a head alone, the rest
     /// goes through. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
@@ -203,11 +203,11 @@ pub enum Kernel {
     SwiGluBwd { rows: u64, cols: u64 },
     /// Reads one buffer a part and writes the packed ones, or the reverse.
     Permute(HeadPermute),
-    /// Rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
-    /// elements, into the order of the sequence, `[batch][position]`. `inverse`: back.
+    /// Puts rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
+    /// elements, into the order of the sequence, `[batch][position]`; with `inverse` the other way.
     Reorder { segs: Segs, batch: u64, cols: u64, inverse: bool },
-    /// The rank's own of the rows that all `ranks` of a group have: its place's share, in their order. Reads
-    /// `[ranks * rows, cols]`; writes `[rows, cols]`.
+    /// Takes a rank's own rows out of the rows that all `ranks` of a group have: the share of its place in the group,
+    /// in their order. Reads `[ranks * rows, cols]`; writes `[rows, cols]`.
     OwnRows { rows: u64, cols: u64, ranks: u64, group: Group },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
@@ -261,11 +261,11 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "is_zero")]
         weight_decay: f64,
     },
-    /// One of the optimizer Muon.
+    /// A kernel of the optimizer Muon.
     Muon(MuonKernel),
-    /// One of latent attention that sees chosen keys.
+    /// A kernel of latent attention to chosen keys.
     Sparse(SparseKernel),
-    /// One whose rows a route counts.
+    /// A kernel of experts, whose rows a route counts.
     Expert(ExpertKernel),
 }
 
@@ -282,13 +282,15 @@ pub enum WorkClass {
         k: u64,
         /// Bytes moved before the product starts, to round its operands to FP8; 0: they are taken as they are.
         cast: u64,
-        /// Bytes read and written for an element of the result: more than its own where it is added to something.
+        /// Bytes read and written for each element of the result: more than its own size where the result is added to
+        /// something.
         result: u64,
-        /// Matrices that rows are multiplied with, each with its own: 1 but for the products of experts.
+        /// Matrices that rows are multiplied with, a group of rows each; 1 except in the products of experts.
         groups: u64,
-        /// Rows of an operand, or of the result, do not all begin at multiples of 16 bytes.
+        /// Whether rows of an operand, or of the result, begin at addresses that are no multiples of 16 bytes.
         unaligned: bool,
-        /// The gradient of weights: summed over the tokens, along which neither operand was rounded for the forward pass.
+        /// Whether the result is a gradient of weights: its sum runs over the tokens, along which neither operand was
+        /// rounded for the forward pass.
         of_weights: bool,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
@@ -301,9 +303,10 @@ pub enum WorkClass {
         backward: bool,
         pairs: Pairs,
     },
-    /// Small products on their way through memory: bytes, or FLOPs at the rate of a product if those take longer.
+    /// Small products whose operands pass through memory: it takes as long as the bytes, or as the FLOPs at the rate of
+    /// a product if those take longer.
     Scan {
-        /// Of the bytes those of states, which pass by as in kernels that memory bounds.
+        /// Bytes of states among the bytes of the work; they pass by as in kernels that memory bounds.
         states: u64,
     },
     Memory,
@@ -312,15 +315,15 @@ pub enum WorkClass {
 /// Which pairs of queries and keys a kernel of attention goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pairs {
-    /// Those that a mask leaves.
+    /// The pairs that a mask leaves.
     Masked,
-    /// Those that were chosen, one by one.
+    /// The pairs that were chosen, one by one.
     Chosen,
-    /// Those that a mask leaves, to score them and choose, in FP8 or not; `moved` are the bytes of scores on their way.
+    /// The pairs that a mask leaves, scored to choose among them, in FP8 or not; `moved`: bytes of scores on their way.
     Scored { fp8: bool, moved: u64 },
 }
 
-/// What a kernel has to do on one rank.
+/// The work of a kernel on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Work {
     pub flops: u64,
@@ -329,7 +332,8 @@ pub struct Work {
 }
 
 impl Kernel {
-    /// The block whose mask decides what this kernel does, so that its work differs between ranks.
+    /// The block whose mask decides what this kernel does, so that its work differs between ranks; `None` without a
+    /// mask.
     pub fn mask(&self) -> Option<&AttnBlock> {
         match self {
             Kernel::Attention(b) | Kernel::AttentionBwd(b) | Kernel::MergeLse(b) => Some(b),
@@ -341,7 +345,8 @@ impl Kernel {
         }
     }
 
-    /// What counts the rows of this kernel, so that its work differs between ranks.
+    /// The kernel of experts that this is, whose rows a route counts, so that its work differs between ranks; `None`
+    /// for others.
     pub fn routed(&self) -> Option<&ExpertKernel> {
         match self {
             Kernel::Expert(kernel) => Some(kernel),
@@ -349,8 +354,9 @@ impl Kernel {
         }
     }
 
-    /// The work on `rank`, given the bytes of each operand; `None` where the mask leaves nothing and the
-    /// kernel is skipped. That of a [`routed`](Kernel::routed) one is its own to say: here its buffers are full.
+    /// The work on `rank`, given the bytes of each operand; `None` where the mask leaves nothing and the kernel is
+    /// skipped. For a [`routed`](Kernel::routed) kernel this takes its buffers as full; ask [`ExpertKernel::work`]
+    /// instead.
     pub fn work(&self, views: &[Mesh], rank: u32, reads: &[u64], writes: &[u64]) -> Option<Work> {
         let all: u64 = reads.iter().chain(writes).sum();
         let memory = |bytes| Some(Work { flops: 0, bytes, class: WorkClass::Memory });
@@ -367,8 +373,8 @@ impl Kernel {
                 let fed = if fp8 { fp8_bytes(m * k) + fp8_bytes(k * n) } else { given };
                 let cast = match (fp8, a_t) {
                     (false, _) => 0,
-                    // Weights are rounded for the first microbatch, and kept (Transformer Engine's
-                    // `is_first_microbatch`); the gradient of weights alone is a product of two activations.
+                    // Weights are rounded for the first microbatch and then kept (Transformer Engine's
+                    // `is_first_microbatch`); only the gradient of weights is a product of two activations.
                     (true, false) => reads[0] + fp8_bytes(m * k),
                     (true, true) => given + fed,
                 };
@@ -385,27 +391,27 @@ impl Kernel {
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
             Kernel::EmbedBwd { rows, vocab, .. } => memory(4 * rows + reads[1] + 2 * rows * (reads[2] / vocab.max(1))),
             Kernel::OwnRows { .. } => memory(2 * writes[0]),
-            // Rows of the table are read, and added to, as often as they are met.
+            // Rows of the table are read, and added to, as often as their positions occur.
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
             Kernel::Muon(ref kernel) => Some(kernel.work(reads, writes)),
             Kernel::Sparse(ref kernel) => Some(kernel.work(reads, writes)),
-            // V stays where it is, and so does what q and k were: only their new values are written.
+            // V stays where it is, and so do the old q and k: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
-            // Of frozen weights there is no gradient, to read or to write.
+            // Frozen weights have no gradient to read or to write.
             Kernel::HeadNormBwd { .. } => {
                 let weights: u64 = reads[2..].iter().chain(&writes[1..]).sum();
                 memory(weights + 3 * reads[1])
             }
-            // One pass for the maximum and the sum, one that writes the gradient.
+            // Two passes: one for the maximum and the sum, one that writes the gradient.
             Kernel::CrossEntropy { .. } => memory(all + reads[0]),
             _ => memory(all),
         }
     }
 }
 
-/// A byte an element, and four a scale.
+/// Bytes of `elems` elements in FP8: one an element, and four for each scale.
 pub fn fp8_bytes(elems: u64) -> u64 {
     elems + 4 * elems.div_ceil(FP8_BLOCK)
 }

@@ -1,4 +1,4 @@
-//! What kernels are called, and which of them behave alike.
+//! The names of kernels, and which of them behave alike.
 
 use super::{Exchange, Kernel};
 use crate::plan::muon::MuonKernel;
@@ -56,8 +56,8 @@ impl Kernel {
         }
     }
 
-    /// Whether a framework runs it in a forward pass, which is written in Python, or in one that is run again; of the others
-    /// its engine of gradients and its optimizer know without being told.
+    /// Whether a framework runs the kernel in a forward pass, which is written in Python, or in one that is run again.
+    /// The other kernels are issued by its engine of gradients and by its optimizer, which need no Python for each.
     pub fn is_forward(&self) -> bool {
         match self {
             Kernel::MatMul { b_t, .. } => *b_t,
@@ -68,12 +68,12 @@ impl Kernel {
         }
     }
 
-    /// Whether it writes the weights a second time, as a last operand and in another dtype, where it has one more than it needs.
+    /// Whether the kernel may have one more operand than it needs, to which it writes the new weights in another dtype.
     pub fn may_cast(&self) -> bool {
         matches!(self, Kernel::Adam { .. } | Kernel::Muon(MuonKernel::Update { .. }))
     }
 
-    /// Whether it is the optimizer's and reads gradients.
+    /// Whether the kernel is the optimizer's and reads gradients.
     pub fn steps(&self) -> bool {
         match self {
             Kernel::Adam { .. } => true,
@@ -82,12 +82,13 @@ impl Kernel {
         }
     }
 
-    /// Whether the CPU has it too, where its operands are in the host's memory.
+    /// Whether the CPU has the kernel, too, for operands in the host's memory.
     pub fn runs_on_host(&self) -> bool {
         matches!(self, Kernel::Adam { .. } | Kernel::Add { trim: None, .. } | Kernel::Cast { .. } | Kernel::Fill { .. })
     }
 
-    /// Kernels whose times lie on one curve over their sizes: a table of measurements has a curve for each.
+    /// The name of the curve on which the kernel's times lie over its sizes: a table of measurements has a curve for
+    /// each name.
     pub fn curve(&self) -> &'static str {
         match self {
             Kernel::MatMul { fp8: true, .. } => "matmul_fp8",
@@ -100,7 +101,7 @@ impl Kernel {
             Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
             Kernel::MatMul { .. } => "matmul_tt_onto",
             Kernel::Rope { backward: true, .. } => "rope_bwd",
-            // Rows that stand in other parts are not looked for.
+            // Rows of ids that stand in other parts are not looked up.
             Kernel::Embed { shard: Some(_), .. } => "embed_part",
             Kernel::EmbedBwd { shard: Some(_), .. } => "embed_bwd_part",
             Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
@@ -120,7 +121,8 @@ impl Kernel {
         }
     }
 
-    /// Calls of a framework that does not fuse it, see [`StackSpec::unfused`](crate::spec::StackSpec::unfused).
+    /// Calls that a framework makes if it does not fuse the kernel, see
+    /// [`StackSpec::unfused`](crate::spec::StackSpec::unfused).
     pub fn calls(&self) -> u32 {
         match self {
             Kernel::Unfused { block, step } => step.calls(block),
@@ -129,7 +131,7 @@ impl Kernel {
     }
 }
 
-/// Whether kernels of a name are products of matrices, those of experts and of the optimizer too.
+/// Whether a kernel's name is that of a product of matrices, those of experts and of the optimizer included.
 pub fn is_product(kernel: &str) -> bool {
     ["matmul", "grouped_matmul", "head_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
 }

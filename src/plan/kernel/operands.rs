@@ -1,4 +1,4 @@
-//! How large every operand of a kernel is.
+//! The size of every operand of a kernel.
 
 use super::Kernel;
 use crate::plan::mesh::Mesh;
@@ -11,7 +11,7 @@ pub struct Operands {
 }
 
 impl Kernel {
-    /// How large every operand has to be; [`check`](crate::plan::check) holds the plan's buffers against it.
+    /// The size that every operand has to have; [`check`](crate::plan::check) compares the plan's buffers with it.
     pub fn operands(&self, views: &[Mesh]) -> Operands {
         match self {
             Kernel::MatMul { m, n, k, accumulate, bias, .. } => {
@@ -90,7 +90,7 @@ impl Kernel {
         }
     }
 
-    /// The same of norms, of rows and of parts of them.
+    /// The operands of a norm, be it of rows or of parts of them.
     fn norm_operands(&self) -> Operands {
         match self {
             Kernel::Norm { rows, cols, .. } => of(&[rows * cols, *cols], &[rows * cols]),

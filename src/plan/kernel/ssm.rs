@@ -25,7 +25,7 @@ use crate::plan::mesh::{Axis, Mesh};
 use crate::spec::MambaSpec;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of what kernels of the scan hand to each other in fp32 whatever the dtype.
+/// Bytes of a number that kernels of the scan hand to each other: fp32, whatever the dtype.
 const WIDE: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub enum SsmOp {
     OwnBwd(HeadRanks),
 }
 
-/// Ranks that have a part of the heads each: those of all ulysses groups of a ring.
+/// The ranks among which the heads are shared out: those of all Ulysses groups of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadRanks {
@@ -73,7 +73,8 @@ impl HeadRanks {
         u64::from(self.ring) * u64::from(self.ulysses)
     }
 
-    /// Which of them `rank` is, in the order in which they exchange: whichever of the two axes is inside the other.
+    /// The place of `rank` among them, in the order in which they exchange, whichever of the two axes is inside the
+    /// other.
     pub fn place(self, views: &[Mesh], rank: u32) -> u64 {
         let [ring, ulysses] = [Axis::Cp, Axis::Up].map(|axis| u64::from(views[0].coord(rank, axis)));
         match views[0].is_inside(Axis::Cp, Axis::Up) {
@@ -83,13 +84,13 @@ impl HeadRanks {
     }
 }
 
-/// A kernel for `seq` tokens of each of `batch` sequences, from their first on.
+/// A kernel for the first `seq` tokens of each of `batch` sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SsmKernel {
     pub batch: u64,
     pub seq: u64,
-    /// Heads and groups here.
+    /// The mixer with the heads and groups of this rank.
     pub mamba: MambaSpec,
     pub op: SsmOp,
 }
@@ -137,13 +138,13 @@ impl SsmKernel {
         Operands { reads, writes }
     }
 
-    /// Elements of the convolution's and of the heads' weights that one of `ranks` has.
+    /// Elements that one of `ranks` has of the convolution's weights, and of the heads' parameters.
     fn own(&self, ranks: HeadRanks) -> [u64; 2] {
         let m = self.mamba.share(ranks.all());
         [m.conv_cols() * (m.conv + 1), 3 * m.heads]
     }
 
-    /// The work, given the bytes of each operand: of a row of `proj` the columns that are the kernel's.
+    /// The work, given the bytes of each operand; of a row of `proj` only the kernel's own columns count.
     pub(super) fn work(&self, reads: &[u64], writes: &[u64]) -> Work {
         let m = &self.mamba;
         let of = |bytes: u64, cols: u64| bytes / m.proj_cols() * cols;
@@ -163,15 +164,15 @@ impl SsmKernel {
             SsmOp::GateBwd => memory(reads[0] + of(reads[1], inner) + reads[2] + writes[0] + of(writes[1], inner)),
             SsmOp::GroupNorm { .. } | SsmOp::GroupNormBwd { .. } => memory(reads.iter().chain(writes).sum()),
             SsmOp::Own(_) => memory(2 * writes.iter().sum::<u64>()),
-            // What is added to is read and written.
+            // The gradients that are added to are read and written.
             SsmOp::OwnBwd(_) => memory(3 * (reads[0] + reads[1])),
             SsmOp::Scan => self.scan(writes[0]),
             SsmOp::ScanBwd => self.scan_bwd(reads[4]),
         }
     }
 
-    /// What passes through memory: x; B, or C; numbers of heads by token; scores; states in fp32, and as they are kept
-    /// for the scan of each chunk. `y` is the bytes of the output, as large as x.
+    /// The bytes that pass through memory: x; B, or C; a number for each head of each token; scores; states in fp32,
+    /// and states as they are kept for the scan of each chunk. `y`: bytes of the output, which is as large as x.
     fn passes(&self, y: u64) -> Passes {
         let (n, m) = (self.tokens(), &self.mamba);
         let element = y / (n * m.inner()).max(1);
@@ -188,7 +189,8 @@ impl SsmKernel {
         }
     }
 
-    /// Kernels of `mamba_ssm/ops/triton/ssd_combined.py`, `_mamba_chunk_scan_combined_fwd`, one after the other.
+    /// The forward scan: kernels of `mamba_ssm/ops/triton/ssd_combined.py`, `_mamba_chunk_scan_combined_fwd`, one after
+    /// the other.
     fn scan(&self, y: u64) -> Work {
         let p = self.passes(y);
         let scan = p.scores + p.x + p.b + 2 * p.heads + p.states + y;
@@ -196,8 +198,8 @@ impl SsmKernel {
         Work { flops: self.tokens() * self.mamba.scan_flops(), bytes: p.up_to_scan() + scan, class }
     }
 
-    /// Likewise `_mamba_chunk_scan_combined_bwd`: the first four kernels again, then gradients of the states, of x, B
-    /// and C, of the scores, and of a.
+    /// The backward scan, `_mamba_chunk_scan_combined_bwd`: the first four kernels again, then gradients of the states,
+    /// of x, B and C, of the scores, and of a.
     fn scan_bwd(&self, y: u64) -> Work {
         let (p, m) = (self.passes(y), &self.mamba);
         let d_states = p.b + y + p.heads + p.states;
@@ -217,7 +219,7 @@ impl SsmKernel {
     }
 }
 
-/// Bytes.
+/// Bytes of each thing that passes through memory once.
 struct Passes {
     x: u64,
     b: u64,
@@ -230,7 +232,8 @@ struct Passes {
 }
 
 impl Passes {
-    /// Sums of a in each chunk, the chunks' states, the same with what came before, scores.
+    /// Bytes of the kernels before the scan: sums of a in each chunk, the chunks' states, these with what came before,
+    /// scores.
     fn up_to_scan(&self) -> u64 {
         let sums = self.dt + 2 * self.heads;
         let states = self.x + self.b + 2 * self.heads + self.wide;

@@ -1,17 +1,19 @@
-//! Who touched what last, while ops are gone through in program order: where a line's edges come from.
+//! The ops that touched each atom and lane last, while ops are gone through in program order: a line's edges come from
+//! these.
 
 use super::{AtomTable, Outer};
 
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Who touched each atom of a plan last: nobody, between two lines.
+/// The ops that touched each atom of a plan last; none between two lines.
 #[derive(Debug, Default)]
 pub struct Touches {
     writer: Vec<u32>,
-    /// The first link of a chain: the last reader of each lane since the atom was written.
+    /// The readers of each atom since it was written, as a chain with the last reader of each lane; here its first
+    /// link.
     readers: Vec<u32>,
     is_touched: Vec<bool>,
-    /// The atoms that are.
+    /// The atoms that are touched.
     all: Vec<u32>,
 }
 
@@ -29,11 +31,11 @@ impl Touches {
     }
 }
 
-/// Who touched what last, while a line is walked in program order.
+/// The ops that touched each atom and lane last, while a line is walked in program order.
 pub(super) struct Tracker<'a> {
     lane_of: &'a [u16],
     pub(super) lane: Vec<u32>,
-    /// By lane, the op that the CPU waited for since the last one there.
+    /// The op that the CPU waited for last, by lane, since the last op there.
     pub(super) waited: Vec<u32>,
     atoms: &'a mut Touches,
     chain: Vec<Reader>,
@@ -47,7 +49,7 @@ struct Reader {
 
 #[derive(Default)]
 pub(super) struct Waits {
-    /// At most one a lane.
+    /// Ops that an op waits for, at most one of each lane.
     pub(super) preds: Vec<u32>,
     pub(super) outer_reads: Vec<u32>,
     pub(super) outer_writes: Vec<u32>,
@@ -66,7 +68,7 @@ impl<'a> Tracker<'a> {
         Tracker { lane_of, lane: vec![NONE; lanes], waited: vec![NONE; lanes], atoms, chain: vec![] }
     }
 
-    /// Adds an op to wait for, unless a later one of its lane is there.
+    /// Adds an op to wait for, unless a later one of its lane is there already.
     pub(super) fn latest(&self, preds: &mut Vec<u32>, node: u32) {
         let lane = self.lane_of[node as usize];
         match preds.iter_mut().find(|pred| self.lane_of[**pred as usize] == lane) {

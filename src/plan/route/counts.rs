@@ -3,18 +3,20 @@
 use super::{DROPPED, Route};
 use crate::error::{Error, Result};
 
-/// Rows of every source.
+/// The rows of every source, counted three ways.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Tables {
     /// [source x slot]: copies.
     pub to_expert: Vec<u32>,
     /// [source x rank]: tokens that have a slot there.
     pub to_rank: Vec<u32>,
-    /// [source x node]: the same by nodes.
+    /// [source x node]: tokens that have a slot there.
     pub to_node: Vec<u32>,
 }
 
 impl Tables {
+    /// The tables of a route whose choices are listed, source after source. Errors: other numbers of sources or choices
+    /// than the route has, 2^32 - 1 tokens of a source or more, a token with a choice that it cannot have.
     pub fn new(route: &Route, tokens: &[u64], choices: &[u32]) -> Result<Tables> {
         check_lengths(route, tokens, choices)?;
         let [ranks, nodes, experts] = [route.ranks, route.nodes(), route.experts].map(|n| n as usize);
@@ -62,22 +64,22 @@ fn check_lengths(route: &Route, tokens: &[u64], choices: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of one source in each table.
+/// The entries of one source in each table.
 struct Of<'a> {
     expert: &'a mut [u32],
     rank: &'a mut [u32],
     node: &'a mut [u32],
 }
 
-/// Which parts of a group the token at hand has reached.
+/// Which parts of a group the present token has reached.
 trait Marks {
-    /// Before the next token.
+    /// Begins the next token.
     fn clear(&mut self);
-    /// Marks a part; whether it was not yet.
+    /// Marks a part; returns whether it was not marked yet.
     fn first(&mut self, part: u32) -> bool;
 }
 
-/// A bit each.
+/// Marks as bits, one for each part.
 struct Few(u64);
 
 impl Marks for Few {
@@ -92,7 +94,7 @@ impl Marks for Few {
     }
 }
 
-/// The number of the token that came last to each, so that nothing is cleared.
+/// Marks as the number of the token that reached each part last, so that nothing has to be cleared.
 struct Many {
     seen: Vec<u64>,
     stamp: u64,
@@ -114,7 +116,7 @@ impl Marks for Many {
     }
 }
 
-/// Parts that have a bit in [`Few`].
+/// Parts that there is a bit for in [`Few`].
 const FEW: u32 = u64::BITS;
 
 struct Counter {
@@ -136,7 +138,7 @@ impl Counter {
         }
     }
 
-    /// Counts the choices of one source; where they are no choices, the token and why.
+    /// Counts the choices of one source. The error is the token whose choices are no valid ones, and why.
     fn count(&mut self, to: Of, choices: &[u32]) -> std::result::Result<(), (usize, String)> {
         match self.ranks {
             0..=FEW => self.marked(to, choices, [Few(0), Few(0)]),
@@ -169,11 +171,11 @@ impl Counter {
 }
 
 /// The row lists of one source: for each part of `size` slots the tokens that have a slot there, ascending, each once.
-/// `rows` says how many there are of each.
+/// `rows`: how many tokens each list has.
 pub(super) fn lists(choices: &[u32], topk: u32, size: u32, rows: &[u32]) -> Vec<Vec<u32>> {
     let place: Vec<u32> = (0..rows.len() as u32 * size).map(|slot| slot / size).collect();
-    // Behind each list is a place more: a token is written before it is known whether the list has it already, which
-    // no processor could guess.
+    // Each list has room for one token more: a token is written before it is known whether the list has it already,
+    // which no processor could guess.
     let starts = rows.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + *n as usize + 1)));
     let starts: Vec<usize> = starts.collect();
     let mut ends = starts.clone();

@@ -4,7 +4,7 @@
 /// `parts` equal parts: n (1 - C(E - E/n, k) / C(E, k)) (DeepEP's `get_expected_topk`).
 pub fn expected_unique(experts: u32, topk: u32, parts: u32) -> f64 {
     let (all, others) = (f64::from(experts), f64::from(experts) - f64::from(experts) / f64::from(parts));
-    // None of the choices falls into one given part.
+    // The probability that none of the choices falls into a given part.
     let missed: f64 = (0..topk).map(f64::from).map(|i| ((others - i) / (all - i)).max(0.0)).product();
     f64::from(parts) * (1.0 - missed)
 }

@@ -10,15 +10,15 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// How choices fall into groups: how many into each, most first, and how likely.
+/// Ways in which choices fall into groups: how many fall into each group, most first, and the probability of that.
 type Falls = Vec<(Vec<u32>, f64)>;
 
-/// Expected number of parts that the `topk` slots of a token fall into, out of `experts` in `parts` equal parts, those with
-/// the highest scores of the groups that are kept.
+/// Expected number of parts that the `topk` slots of a token fall into, out of `experts` slots in `parts` equal parts,
+/// if they are the slots with the highest scores in the groups that are kept.
 pub fn expected_unique_in_groups(experts: u32, topk: u32, parts: u32, groups: Groups) -> f64 {
     let (count, falls) = (groups.count as u32, known(experts, topk, groups));
     let group = experts / count;
-    // Neighbours mostly have as much of as many groups.
+    // Neighbouring parts mostly have as much of as many groups.
     let mut last: Option<(Inside, f64)> = None;
     let reached = |part| {
         let inside = Inside::of(part, experts / parts, group, count);
@@ -30,7 +30,7 @@ pub fn expected_unique_in_groups(experts: u32, topk: u32, parts: u32, groups: Gr
     (0..parts).map(reached).sum()
 }
 
-/// [`falls`], found once.
+/// [`Falls`] of a router, found once and kept.
 fn known(experts: u32, topk: u32, groups: Groups) -> Arc<Falls> {
     static KNOWN: Mutex<BTreeMap<(u32, u32, Groups), Arc<Falls>>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -41,15 +41,15 @@ fn falls(experts: u32, topk: u32, groups: Groups) -> Falls {
     let (count, kept) = (groups.count as u32, groups.kept as u32);
     let group = experts / count;
     match groups.score {
-        // All groups are kept, or two scores are one.
+        // All groups are kept, or the sum of two scores is a single score.
         _ if kept == count || group == 1 => by_best(group, topk, [count, kept]),
         GroupScore::Best => by_best(group, topk, [count, kept]),
         GroupScore::TwoBest => by_two_best(group, topk, [count, kept]),
     }
 }
 
-/// Where groups go by their best slot, that one is chosen: one choice after the other is any of the slots that are left, of all
-/// groups until `kept` have one, then of those.
+/// The falls where groups rank by their best slot, which is then chosen: one choice after the other is any of the slots
+/// that are left, of all groups until `kept` have one, then of those.
 fn by_best(group: u32, topk: u32, [count, kept]: [u32; 2]) -> Falls {
     let mut all = BTreeMap::from([(vec![0; count as usize], 1.0)]);
     for _ in 0..topk {
@@ -70,12 +70,13 @@ fn by_best(group: u32, topk: u32, [count, kept]: [u32; 2]) -> Falls {
     all.into_iter().collect()
 }
 
-/// Tokens that are drawn where sums decide. A token of DeepSeek-V3 reaches 3.96 of 8 nodes with a standard deviation of 0.2, and
-/// 3.1 of 4 with one of 0.55: the standard error of means is 0.1 % at most.
+/// Tokens that are drawn where sums decide. A token of DeepSeek-V3 reaches 3.96 of 8 nodes with a standard deviation of
+/// 0.2, and 3.1 of 4 with one of 0.55: the standard error of means is 0.1 % at most.
 const DRAWS: u32 = 1 << 15;
 
-/// Where groups go by the sum of their two best: tokens by lot, of scores that are uniform, as those of a sigmoid are whose
-/// logits are logistic. Of scores that are normal, or whose logits are, as many nodes are reached to 0.5 %.
+/// The falls where groups rank by the sum of their two best: tokens are drawn, with scores that are uniform, as those
+/// of a sigmoid are whose logits are logistic. With scores that are normal, or whose logits are, the nodes reached are
+/// the same to 0.5 %.
 fn by_two_best(group: u32, topk: u32, [count, kept]: [u32; 2]) -> Falls {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut found: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
@@ -85,10 +86,10 @@ fn by_two_best(group: u32, topk: u32, [count, kept]: [u32; 2]) -> Falls {
     found.into_iter().map(|(counts, n)| (counts, f64::from(n) / f64::from(DRAWS))).collect()
 }
 
-/// A group of which the best slots are known, one by one: the logarithm of a uniform score is as far below that of the one
-/// before as an exponential variate over how many are left (Renyi).
+/// A group whose best slots are drawn one by one: the logarithm of a uniform score is below that of the one before by
+/// an exponential variate over how many are left (Renyi).
 struct Drawn {
-    /// Logarithms of the next to choose and of the one behind it, negated.
+    /// Negated logarithms of the next score to choose, and of the one behind it.
     next: [f64; 2],
     chosen: u32,
 }
@@ -120,17 +121,17 @@ fn one_by_two_best(rng: &mut ChaCha8Rng, group: u32, topk: u32, [count, kept]: [
     counts
 }
 
-/// What a part has of the groups of slots.
+/// The slots that a part has of each group.
 #[derive(Debug, Clone, PartialEq)]
 struct Inside {
-    /// Groups that are in it as a whole.
+    /// Groups that lie in the part as a whole.
     whole: u32,
-    /// Of those that are not, slots that are: of one at either end at most.
+    /// Slots of the groups that lie in it partly: one at either end at most.
     cut: Vec<u32>,
 }
 
 impl Inside {
-    /// Of part number `number`, the parts having `part` slots and the `count` groups `group` slots each.
+    /// The slots of part number `number`, where parts have `part` slots and the `count` groups `group` slots each.
     fn of(number: u32, part: u32, group: u32, count: u32) -> Inside {
         let (from, to) = (number * part, (number + 1) * part);
         let inside = |g: u32| ((g + 1) * group).min(to).saturating_sub((g * group).max(from));
@@ -138,14 +139,14 @@ impl Inside {
         Inside { whole, cut: (0..count).map(inside).filter(|&n| n > 0 && n < group).collect() }
     }
 
-    /// How likely a token reaches the part.
+    /// The probability that a token reaches the part.
     fn reached(&self, falls: &Falls, group: u32) -> f64 {
         1.0 - falls.iter().map(|(counts, share)| share * missed(counts, &self.cut, self.whole, group)).sum::<f64>()
     }
 }
 
-/// How likely no choice is in a part that has `cut` slots of so many groups and `whole` others, where `counts` are of groups in
-/// any order.
+/// The probability that no choice is in a part that has `cut` slots of some groups and `whole` groups besides, where
+/// `counts` are how many choices fall into each group, the groups being in any order.
 fn missed(counts: &[u32], cut: &[u32], whole: u32, group: u32) -> f64 {
     let Some((slots, others)) = cut.split_first() else {
         let empty = counts.iter().filter(|n| **n == 0).count() as u32;
@@ -158,7 +159,7 @@ fn missed(counts: &[u32], cut: &[u32], whole: u32, group: u32) -> f64 {
     counts.iter().enumerate().map(of).sum::<f64>() / counts.len() as f64
 }
 
-/// Of `of` things, `few` at a time.
+/// Ways to take `few` of `of` things.
 fn ways(of: u32, few: u32) -> f64 {
     if few > of { 0.0 } else { (0..few).map(|i| f64::from(of - i) / f64::from(few - i)).product() }
 }

@@ -8,7 +8,8 @@ use super::{Counts, DROPPED, Route};
 use crate::error::{Error, Result};
 
 impl Route {
-    /// The same where slot i holds expert `holds[i]`, some of them in several slots.
+    /// The route where slot i holds expert `holds[i]`, some of them in several slots. Errors: a list that does not fit
+    /// the slots or leaves an expert without one, a token that goes to two slots of one expert.
     pub fn holding(self, holds: Vec<u32>) -> Result<Route> {
         let bad = |why: String| Err(Error::spec("route", "holds", why));
         if holds.len() != self.experts as usize {
@@ -46,20 +47,21 @@ impl Route {
         if slot == DROPPED || self.holds.is_empty() { slot } else { self.holds[slot as usize] }
     }
 
-    /// Experts, each counted once.
+    /// Number of experts, each counted once.
     pub fn distinct_experts(&self) -> u32 {
         self.holds.iter().max().map_or(self.experts, |e| e + 1)
     }
 
-    /// Slots of each expert, in slot order.
+    /// The slots of each expert, in slot order.
     fn slots_by_expert(&self) -> Vec<Vec<u32>> {
         let mut slots = vec![vec![]; self.distinct_experts() as usize];
         (0..self.experts).for_each(|slot| slots[self.expert_in(slot) as usize].push(slot));
         slots
     }
 
-    /// How the gradients of copies become one: a route whose tokens and slots are, on every rank, its slots of experts
-    /// that have several, in slot order, which have to stand before all others. None where no expert has several.
+    /// The route by which the gradients of copies become one: its tokens, and its slots, are each rank's slots of
+    /// experts that have several, in slot order. `None` where no expert has several. Errors: such slots stand behind
+    /// others.
     pub fn sums(&self) -> Result<Option<Route>> {
         let by_expert = self.slots_by_expert();
         let most = by_expert.iter().map(Vec::len).max().unwrap_or(1) as u32;
@@ -75,7 +77,7 @@ impl Route {
             return Err(Error::spec("route", "holds", why));
         }
         let room = tokens.iter().copied().max().unwrap_or(0) as u32;
-        // The place of a slot where every rank has `room` of them.
+        // The place of a slot in the new route, where every rank has `room` of them.
         let place = |slot: u32| self.rank_of(slot) * room + slot % self.local_experts();
         let mut choices = vec![];
         for slot in (0..self.experts).filter(|slot| shared(*slot)) {

@@ -9,7 +9,8 @@ use super::{Counts, Route};
 use crate::error::{Error, Result};
 
 impl Route {
-    /// The same where the last `shadows` slots of every rank are those of the shadowed experts, owner after owner.
+    /// The route where the last `shadows` slots of every rank are those of the shadowed experts, owner after owner.
+    /// Errors: slots that do not fit that.
     pub fn shadowing(self, shadows: u32) -> Result<Route> {
         let route = Route { shadows, ..self };
         let bad = |why: String| Err(Error::spec("route", "shadows", why));
@@ -66,8 +67,8 @@ impl Route {
         (0..self.ranks).flat_map(|rank| self.own_of(rank).iter().copied()).collect()
     }
 
-    /// How weights of shadowed experts come to every rank: the tokens of a rank are those that it owns, every one of which
-    /// goes to all. None where no expert is shadowed.
+    /// The route by which weights of shadowed experts come to every rank: a rank's tokens are the experts that it owns,
+    /// and each goes to all ranks. `None` where no expert is shadowed. Errors: those of [`Route::new`].
     pub fn broadcast(&self) -> Result<Option<Route>> {
         if self.shadows == 0 {
             return Ok(None);

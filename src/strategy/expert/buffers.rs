@@ -1,4 +1,4 @@
-//! What a layer of experts keeps for its backward pass, and what it works in.
+//! The buffers that a layer of experts keeps for its backward pass, and those that it works in.
 
 use super::Experts;
 use super::copies::{SumRows, Sums};
@@ -6,28 +6,28 @@ use super::shadow;
 use crate::plan::kernel::FP8_BLOCK;
 use crate::plan::{Buf, Builder, Dtype, Layout, TensorKind};
 
-/// Kept for the backward pass.
+/// The buffers that a layer of experts keeps for the backward pass; `None` for what is made again.
 #[derive(Clone, Copy)]
 pub struct Saved {
     pub(super) logits: Buf,
-    /// Rows of the experts; or the codes and scales that they came as, of which they are made again.
+    /// The rows that experts are given; or the codes and scales that they came as, of which the rows are made again.
     pub(super) x: Option<Buf>,
     pub(super) codes: Option<[Buf; 2]>,
-    /// What each row weighs, and what became of it.
+    /// The weight of each row, which is that of its choice.
     pub(super) weighs: Buf,
-    /// Before their activation; or codes and scales of that.
+    /// The rows before the activation; or codes and scales of these.
     pub(super) gate_up: Option<Buf>,
     pub(super) gate_up_codes: Option<[Buf; 2]>,
-    /// None where it is made again.
+    /// The rows behind the activation; `None` where they are made again.
     pub(super) act: Option<Buf>,
-    /// The sum of a token's experts, where it is projected back.
+    /// The sum of a token's experts; `None` unless it is projected back.
     pub(super) sum: Option<Buf>,
-    /// Weights of shadowed experts.
+    /// The weights of shadowed experts; `None` where none are shadowed.
     pub(super) shadow: Option<[Buf; 2]>,
 }
 
 impl Saved {
-    /// With what is not kept but made again in `s`.
+    /// The kept buffers, completed by those of `s` for what is made again.
     pub fn with_again(&self, s: &Scratch) -> Saved {
         Saved { x: self.x.or(s.x), gate_up: self.gate_up.or(s.gate_up), act: self.act.or(s.act), ..*self }
     }
@@ -58,7 +58,7 @@ impl Saved {
     }
 }
 
-/// Values on their way: rows, and numbers of choices.
+/// The buffers of rows on their way: the rows, and the numbers of their choices.
 #[derive(Clone, Copy)]
 pub(super) struct Station {
     pub(super) rows: Buf,
@@ -69,13 +69,13 @@ pub struct Scratch {
     pub(super) gates: Buf,
     pub(super) d_gates: Buf,
     pub(super) d_logits: Buf,
-    /// Before a dispatch; none where tokens leave as they are.
+    /// Rows before a dispatch; `None` where tokens leave as they are.
     pub(super) leaving: Option<Station>,
     pub(super) codes: Option<[Buf; 2]>,
-    /// Behind a dispatch, and before a combine; none without other ranks or where rows land at their experts.
+    /// Rows behind a dispatch, and before a combine; `None` without other ranks, or where rows land at their experts.
     pub(super) landed: Option<Station>,
     pub(super) landed_codes: Option<[Buf; 2]>,
-    /// Rows of the experts, and what became of them, where these are made again.
+    /// The rows of experts, and those behind the first product and behind the activation, where they are made again.
     pub(super) x: Option<Buf>,
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
@@ -83,9 +83,10 @@ pub struct Scratch {
     pub(super) d_act: Buf,
     pub(super) d_gate_up: Buf,
     pub(super) d_weighs: Buf,
-    /// Rows before they travel, or their gradients, where they are projected; and the gradients behind.
+    /// Rows before they travel, or their gradients, where they are projected; and the gradients behind the projection
+    /// back.
     pub(super) squeezed: Option<[Buf; 2]>,
-    /// Of gate and up, and of down.
+    /// Room to sum the gradients of copies: of gate and up, and of down.
     pub(super) sums: Option<[SumRows; 2]>,
     pub(super) shadow: Option<shadow::Room>,
 }

@@ -1,4 +1,4 @@
-//! Where the tokens of a step go: what a user asks for becomes the route of its layers.
+//! The ways of a step's tokens to experts: what a user asks for becomes the route of its layers.
 
 use super::super::feasible;
 use crate::error::{Error, Result};
@@ -11,27 +11,28 @@ use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Tokens of one rank: those between the products of a layer.
+/// Tokens that one rank has between the products of a layer.
 pub fn tokens(work: &Workload, par: &Parallelism) -> u64 {
     work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses) * u64::from(par.tp))
 }
 
-/// How tokens choose their experts.
+/// The rule by which tokens choose their experts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Routing {
     /// Every expert equally popular, in closed form.
     #[default]
     Balanced,
-    /// The same by lot, token by token.
+    /// Every expert equally popular, drawn by lot, token by token.
     Uniform { seed: u64 },
-    /// As a router's log has it, or a generator of [`routing`].
+    /// Choices of a router's log, or of a generator of [`routing`].
     Traced { routing: routing::Routing, seed: u64 },
 }
 
 impl std::str::FromStr for Routing {
     type Err = Error;
 
-    /// The words of `--routing`; what is drawn is drawn from seed 1.
+    /// Reads the words of `--routing`; what is drawn is drawn from seed 1. Errors: words that [`routing`] does not
+    /// know.
     fn from_str(text: &str) -> Result<Routing> {
         Ok(match text.parse()? {
             routing::Routing::Balanced => Routing::Balanced,
@@ -42,14 +43,15 @@ impl std::str::FromStr for Routing {
 }
 
 impl Routing {
-    /// The route of a step's layers; none without experts. `node` is how many ranks share the fast links.
+    /// The route of a step's layers; `None` for a model without experts. `node`: ranks that share the fast links.
+    /// Errors: options that do not fit the experts, a log that cannot be read.
     pub fn route(&self, model: &LlmSpec, work: &Workload, par: &Parallelism, node: u32) -> Result<Option<Route>> {
         let Some(moe) = model.moe else { return Ok(None) };
         feasible::check(model, work, par)?;
         let (tokens, ranks) = (tokens(work, par), par.ep);
         let node = node_of(ranks, node);
         let (groups, o) = (moe.groups, par.options);
-        // A gate of benchmarks knows nothing of groups.
+        // A benchmark's rule for choices knows nothing of groups.
         if let Routing::Traced { routing, .. } = self
             && let Some(counts) = routing.by_rule(tokens)
             && (o.replicas, o.shadow, o.capacity) == (0, 0, Capacity::Unlimited)
@@ -86,13 +88,13 @@ impl Routing {
         padded(route, room).map(Some)
     }
 
-    /// That a log is shorter than the tokens of its ranks, and what becomes of it.
+    /// A note that a log is shorter than the tokens of its ranks, and how it is repeated; `None` if it is long enough.
     pub fn repeats(&self, model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String> {
         let Routing::Traced { routing: routing::Routing::File(path), .. } = self else { return None };
         file::read(path, model.moe?.experts as u32).ok()?.shorter_than(tokens(work, par), par.ep)
     }
 
-    /// What the router chose, by experts; none where rows are expected values.
+    /// The choices of the router, by experts; `None` where rows are expected values.
     fn trace(&self, [tokens, ranks, node]: [u64; 3], moe: &MoeSpec, model: &str) -> Result<Option<Trace>> {
         let (ranks, experts, topk) = (ranks as u32, moe.experts as u32, moe.top_k as u32);
         match self {
@@ -137,7 +139,7 @@ impl Routing {
     }
 }
 
-/// Expected values, of slots that are all chosen alike.
+/// The route of expected values, for slots that are all chosen alike.
 fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) -> Result<Route> {
     let Options { replicas, capacity: most, .. } = par.options;
     let (experts, topk) = (moe.experts as u32, moe.top_k as u32);
@@ -174,14 +176,14 @@ fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) 
     padded(route, room.filter(|(_, pads)| *pads).map(|(room, _)| room))
 }
 
-/// As much room for every slot, where what is left is filled up.
+/// The route with room for `room` rows in every slot, filled up with zeros; unchanged without `room`.
 fn padded(route: Route, room: Option<u64>) -> Result<Route> {
     let Some(room) = room else { return Ok(route) };
     let rows = u32::try_from(room).map_err(|_| Error::infeasible(format!("capacity: {room} rows; use less")))?;
     route.padded(rows)
 }
 
-/// The experts of a token: any, or those that a gate with groups finds best where scores are by lot.
+/// The experts of a token, drawn by lot: any, or those that a gate with groups finds best where scores are drawn.
 fn one_by_lot(rng: &mut ChaCha8Rng, moe: &MoeSpec) -> Vec<u32> {
     let (experts, top_k) = (moe.experts as usize, moe.top_k as usize);
     let Some(groups) = moe.groups else { return sample(rng, experts, top_k).iter().map(|e| e as u32).collect() };

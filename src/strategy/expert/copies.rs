@@ -7,16 +7,16 @@ use crate::plan::expert::{ExpertKernel, ExpertOp, Values};
 use crate::plan::rows::{EXPERT_VIEW, Landing};
 use crate::plan::{Axis, Buf, Builder, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Wire};
 
-/// How gradients of experts that several slots hold become one: by the plan's last route.
+/// The way in which gradients of experts that several slots hold become one: by the plan's last route.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     pub(super) route: u32,
-    /// Slots of such experts, the first ones of a rank, and rows that leave.
+    /// Slots of such experts, which are the first ones of a rank; and rows that leave for other slots.
     pub(super) slots: u64,
     pub(super) copies: u64,
 }
 
-/// The rows of its way, as slots and as copies of them.
+/// The buffers of that way: rows as they land, and copies of slots.
 #[derive(Clone, Copy)]
 pub(super) struct SumRows {
     pub(super) landed: Buf,

@@ -36,19 +36,19 @@ use crate::spec::{Dispatch, Fold, Gate, LlmSpec, Mlp, Options, Parallelism};
 use copies::Sums;
 use shadow::Shadow;
 
-/// What a rank has of the experts of a layer, and how its rows reach the others.
+/// The part that a rank has of a layer's experts, and how its rows reach the others.
 pub struct Experts {
-    /// The first route that ops name.
+    /// Number of the first route that ops name.
     pub route: u32,
     ranks: u32,
     algo: ExchangeAlgo,
     engine: Engine,
-    /// Of NCCL's kernels.
+    /// Engine of NCCL's kernels, for sums of gradients.
     sums_engine: Engine,
     fp8_rows: bool,
     fp8: bool,
     tokens: u64,
-    /// Rows of each order that buffers have room for.
+    /// Rows that buffers have room for, of copies that leave and of rows that land.
     copies: u64,
     landed: u64,
     rows: u64,
@@ -63,43 +63,44 @@ pub struct Experts {
     gate: Gate,
     dtype: Dtype,
     acc: Dtype,
-    /// Of the gradients of weights.
+    /// Dtype of the gradients of weights.
     grads: Dtype,
     pub(in crate::strategy) weights: Weights,
     gate_up: Rows,
     down: Rows,
     sums: Option<Sums>,
     shadow: Option<Shadow>,
-    /// They are the second half of a layer, which keeps its input alone and runs again in the backward pass.
+    /// Whether the experts, being the second half of a layer, keep their input alone and run again in the backward
+    /// pass.
     pub again: bool,
-    /// What became of the rows is made again for the backward pass.
+    /// Whether the activation's output is made again for the backward pass.
     act_again: bool,
-    /// Of rows that travel in FP8 the codes are kept.
+    /// Whether the codes are kept of rows that travel in FP8.
     keeps_codes: bool,
-    /// What goes into the activation is kept in FP8.
+    /// Whether the activation's input is kept in FP8.
     rounds_gate_up: bool,
-    /// The pipeline makes gradients of weights apart from those of inputs.
+    /// Whether the pipeline makes gradients of weights apart from those of inputs.
     is_halved: bool,
 }
 
-/// The router's weight, which every rank has, and the experts'; or their gradients.
+/// The buffers of the router's weight, which every rank has, and of the experts' weights; or of their gradients.
 #[derive(Clone, Copy)]
 pub struct Parts {
     pub router: Buf,
-    /// To the columns that experts work on, and back.
+    /// Projections to the columns that experts work on, and back; `None` if these are the hidden states'.
     pub squeezed: Option<[Buf; 2]>,
     pub experts: Buf,
 }
 
-/// Compute that may stand beside a dispatch, and beside a combine.
+/// Writers of compute that may stand beside a dispatch, and beside a combine.
 pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
 
 /// SMs of DeepEP's V1 kernels where nobody says: the default of its buffers (github:deepseek-ai/DeepEP, `Buffer.num_sms`).
 pub const DEEPEP_SMS: u16 = 20;
-/// Of Hybrid-EP, in the performance recipes of Megatron-Bridge.
+/// SMs of Hybrid-EP, as in the performance recipes of Megatron-Bridge.
 pub const HYBRID_EP_SMS: u16 = 32;
 
-/// The algorithm that a word means.
+/// The algorithm that the option `dispatch` means.
 fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
     match options.dispatch {
         Dispatch::Nccl => ExchangeAlgo::Nccl,
@@ -115,11 +116,11 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
     }
 }
 
-/// Whose kernels carry the rows: a library's own, or NCCL's.
+/// The engine that carries the rows: a library's own kernels, or NCCL's.
 fn engine(algo: ExchangeAlgo, engines: Engines) -> Engine {
     match algo {
         ExchangeAlgo::DeepepNormal { sms } | ExchangeAlgo::HybridEp { sms } => Engine::Sm { ctas: sms },
-        // How many is for whoever knows the machine to say.
+        // Their number is for whoever knows the machine to say; 0 leaves it open.
         ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => {
             Engine::Sm { ctas: sms.unwrap_or(0) }
         }
@@ -127,8 +128,8 @@ fn engine(algo: ExchangeAlgo, engines: Engines) -> Engine {
     }
 }
 
-/// The routes of tokens, apart from the one that stands behind them: of gradients of experts that several slots hold, or of
-/// weights of shadowed ones.
+/// The routes of tokens, apart from the one that stands behind them: that of gradients of experts that several slots
+/// hold, or of weights of shadowed ones.
 fn apart(routes: &[Route]) -> (&[Route], Option<Sums>, Option<Shadow>) {
     match routes {
         [tokens, way] if tokens.shadows > 0 => {
@@ -144,7 +145,7 @@ fn apart(routes: &[Route]) -> (&[Route], Option<Sums>, Option<Shadow>) {
 }
 
 impl Experts {
-    /// None for a model without experts.
+    /// The experts of a layer; `None` for a model without experts.
     pub fn new(
         model: &LlmSpec,
         par: &Parallelism,
@@ -204,7 +205,7 @@ impl Experts {
             sums,
             shadow,
             again,
-            // All of it is made again anyway.
+            // With `again` all of it is made again anyway.
             act_again: par.options.recompute_act && !again,
             keeps_codes: par.options.keep_fp8_rows && route.ranks > 1 && !again,
             rounds_gate_up: par.options.keep_fp8_gate_up && !again,
@@ -221,7 +222,7 @@ impl Experts {
         &self.weights.all
     }
 
-    /// The rows of the order in which they leave.
+    /// Rows of the order in which they leave their source.
     fn leaving(&self) -> u64 {
         if self.algo.source() == Layout::Tokens { self.tokens } else { self.copies }
     }
@@ -230,12 +231,12 @@ impl Experts {
         self.algo.landed() == Layout::Experts
     }
 
-    /// Columns before the activation.
+    /// Columns before the activation: gate and up, or one of them.
     fn wide(&self) -> u64 {
         if self.mlp == Mlp::SwiGlu { 2 * self.ffn } else { self.ffn }
     }
 
-    /// Rows are projected before they travel.
+    /// Whether rows are projected to fewer columns before they travel.
     fn squeezes(&self) -> bool {
         self.hidden != self.whole
     }
@@ -276,7 +277,7 @@ impl Experts {
         }
     }
 
-    /// What the activation is called.
+    /// The name of the activation in labels.
     fn act(&self) -> &'static str {
         if self.mlp == Mlp::Relu2 { "experts_relu2" } else { "experts_swiglu" }
     }
@@ -286,7 +287,7 @@ impl Experts {
         (rows[1] - rows[0]) / self.slots
     }
 
-    /// out = the weighted sum of what each token's experts make of it.
+    /// out = the weighted sum of the outputs of each token's experts.
     #[allow(clippy::too_many_arguments)]
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, x: Buf, out: Buf, keep: &Saved, beside: Beside) {
         let (h, f, wide) = (self.hidden, self.ffn, self.wide());
@@ -319,7 +320,7 @@ impl Experts {
         }
     }
 
-    /// What goes into the activation, where codes of it are kept.
+    /// Makes the activation's input again, where codes of it are kept.
     fn gate_up_again(&self, b: &mut Builder, label: &str, keep: &Saved) {
         if let Some(codes) = keep.gate_up_codes {
             let values = Values::Scaled { cols: self.wide() };
@@ -327,7 +328,7 @@ impl Experts {
         }
     }
 
-    /// dx from the gradient of the output, and the gradients of the weights added to `g`.
+    /// dx from the gradient of the output; adds the gradients of the weights to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
@@ -367,7 +368,7 @@ impl Experts {
         let act = format!("{}_bwd", self.act());
         let reads = [keep.gate_up(), keep.weighs, s.d_act];
         if self.act_again && self.is_halved {
-            // Of its own for each half of the pass, so that the codes wait for the second, and not the numbers.
+            // Each half of the pass makes its own, so that the codes wait for the second half rather than the numbers.
             self.gate_up_again(b, "gate_up_once_more", keep);
         }
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);

@@ -13,7 +13,7 @@ use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{Axis, Buf, Builder, Dtype, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, TensorKind, Wire};
 
-/// How weights and gradients of shadowed experts travel: by the plan's last route.
+/// The way in which weights and gradients of shadowed experts travel: by the plan's last route.
 #[derive(Clone, Copy)]
 pub(super) struct Shadow {
     pub(super) route: u32,
@@ -22,7 +22,7 @@ pub(super) struct Shadow {
     pub(super) owned: u64,
 }
 
-/// Of gate and up, and of down: weights on their way out, gradients of the shadows, and their sum at home.
+/// Buffers for gate and up, and for down: weights on their way out, gradients of the shadows, and their sum at home.
 pub struct Room {
     leaving: [Buf; 2],
     pub(super) grads: [Buf; 2],
@@ -78,7 +78,7 @@ impl Experts {
         }
     }
 
-    /// A product with the weights of the shadows, of part 0 or 1.
+    /// Multiplies with the weights of the shadows, of part 0 (gate and up) or 1 (down).
     #[allow(clippy::too_many_arguments)]
     pub(super) fn shadow_matmul(
         &self,
@@ -95,7 +95,7 @@ impl Experts {
         self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, first, n, k, fp8 }, &[x, weights, y], &[y]);
     }
 
-    /// The gradient of part 0 or 1 of the shadows, sent home.
+    /// Makes the gradient of part 0 or 1 of the shadows, and sends it home.
     pub(super) fn shadow_dw(&self, b: &mut Builder, s: &Scratch, i: usize, [n, k]: [u64; 2], [dy, x]: [Buf; 2]) {
         let (Some(shadow), Some(room)) = (self.shadow, &s.shadow) else { return };
         let (grad, name) = (room.grads[i], PARTS[i]);
@@ -106,7 +106,7 @@ impl Experts {
         self.exchange_shadows(b, format!("shadow_home_{name}"), Phase::Combine, self.grads, [grad, room.home[i]]);
     }
 
-    /// Adds what came home to the gradients of the owners' slots.
+    /// Adds the sums that came home to the gradients of the owners' slots.
     pub(super) fn take_home(&self, b: &mut Builder, s: &Scratch, grads: Buf) {
         let (Some(shadow), Some(room)) = (self.shadow, &s.shadow) else { return };
         for (i, (rows, cols)) in [self.gate_up, self.down].into_iter().zip(self.widths()).enumerate().rev() {

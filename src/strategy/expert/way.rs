@@ -15,8 +15,8 @@ impl Experts {
         b.exchange(label, &group, 0, OpKind::Exchange { route: self.route, src, dst, algo, phase, wire, acc, engine });
     }
 
-    /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose; `landed_codes`
-    /// are where rows that travel in FP8 arrive.
+    /// Brings rows of tokens, with `choices` also a number for each of their choices, to the experts that they chose;
+    /// `landed_codes`: where rows that travel in FP8 arrive.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn to_experts(
         &self,
@@ -73,7 +73,7 @@ impl Experts {
         }
     }
 
-    /// Rows of experts back to their tokens, added up, and numbers of choices beside them.
+    /// Brings rows of experts back to their tokens, where they are added up, and numbers of choices beside them.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn to_tokens(
         &self,

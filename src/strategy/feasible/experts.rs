@@ -1,4 +1,4 @@
-//! Mixtures: how experts are spread over ranks, what carries their rows, and what neither goes with.
+//! Checks of mixtures: how experts are spread over ranks, what carries their rows, and what neither goes with.
 
 use super::list;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::plan::Route;
 use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, MoeSpec, Parallelism, Recompute, Workload};
 use crate::strategy::expert;
 
-/// Experts are spread over consecutive ranks of a stage, each rank having some whole.
+/// Checks that experts can be spread over consecutive ranks of a stage, each rank having some whole.
 pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     let Some(moe) = model.moe else { return dense(model, par) };
@@ -81,7 +81,7 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// What is said of experts where there are none.
+/// Refuses options about experts for a model without them.
 fn dense(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     if o.replicas > 0 || o.shadow > 0 || o.capacity != Capacity::Unlimited {
@@ -99,7 +99,7 @@ fn dense(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// Experts, and their copies, are the same number on every rank that shares them.
+/// Checks that every rank that shares experts has as many of them, and of their copies, as any other.
 fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     let stage = par.ranks() / par.pp.max(1);
@@ -129,7 +129,7 @@ fn of_experts(word: &str) -> bool {
     word.starts_with("dispatch-") || others.contains(&word)
 }
 
-/// What needs the choices before a plan is built does not go with those that routers make step by step.
+/// Refuses options that need the choices before a plan is built, where routers choose step by step. Errors: the option.
 pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
     let what = match (par.options.replicas, par.options.shadow, par.options.capacity) {
         (0, 0, Capacity::Unlimited) => return Ok(()),
@@ -141,7 +141,8 @@ pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
     Err(Error::infeasible(why))
 }
 
-/// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
+/// Checks that a route is for the experts and the ranks of the step, and for no more tokens than a rank has. Errors:
+/// what differs.
 pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route) -> Result<()> {
     let (moe, tokens) = (model.moe.unwrap_or_default(), expert::tokens(work, par));
     let slots = moe.experts + u64::from(par.options.replicas) + u64::from(par.options.shadow) * u64::from(par.ep);

@@ -1,4 +1,4 @@
-//! Sizes that ranks have to share evenly: heads, networks, the sequence, the batch.
+//! Checks of sizes that ranks have to share evenly: heads, networks, the sequence, the batch.
 
 use super::{lcm, list};
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use crate::strategy::tensor::CHUNKS;
 use crate::strategy::transformer;
 use crate::strategy::ulysses::padded;
 
-/// Tensor-parallel ranks have whole heads, equal parts of the feed-forward network, and equal shares of the
+/// Checks that tensor-parallel ranks have whole heads, equal parts of the feed-forward network, and equal shares of the
 /// tokens. The vocabulary is filled up where it does not come out even.
 pub(super) fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let t = u64::from(par.tp);
@@ -47,7 +47,7 @@ pub(super) fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Res
     Ok(())
 }
 
-/// Ulysses deals out `a` heads, `k` KV heads, of `head_dim` elements.
+/// Checks that Ulysses can deal out `a` heads and `k` KV heads of `head_dim` elements.
 pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
     let u = u64::from(par.ulysses);
     let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
@@ -69,7 +69,7 @@ pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<
     }
 }
 
-/// What words ask of the KV heads that a rank has after the exchange.
+/// Checks options about the KV heads that a rank has after the exchange.
 fn kv_copies(k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
     let (u, o) = (u64::from(par.ulysses), par.options);
     if o.kv == KvPath::GatherByHead && k / u < 2 {
@@ -112,7 +112,7 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Ranks that share each document have equal parts of it.
+/// Checks that ranks which share each document have equal parts of it.
 pub(super) fn documents(documents: &Documents, par: &Parallelism) -> Result<()> {
     if !par.options.per_document {
         return Ok(());
@@ -144,7 +144,7 @@ pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
         }
     }
     if g < dp * m {
-        // Ranks that are taken from dp go to another degree whole.
+        // What is left of dp has to divide it: what is taken from it goes to another degree as a whole factor.
         let fewer = (1..=(g / m).max(1)).rev().find(|n| dp.is_multiple_of(*n)).unwrap_or(1);
         return Err(Error::infeasible(format!(
             "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring, ulysses or tp until dp is {fewer}, \

@@ -1,9 +1,10 @@
-//! What attention to chosen keys does not go with.
+//! Checks of attention to chosen keys: what it does not go with.
 
 use crate::error::{Error, Result};
 use crate::spec::{KvPath, LlmSpec, Parallelism, RingLayout, Workload};
 
-/// A query may choose any key that it sees, so that a rank needs the keys of all before it attends to one of them.
+/// Checks attention to chosen keys: a query may choose any key that it sees, so that a rank needs the keys of all ranks
+/// before it attends to one of them.
 pub(super) fn sparse(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let Some(indexer) = model.indexer else { return Ok(()) };
     let o = par.options;

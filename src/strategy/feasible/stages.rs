@@ -1,11 +1,12 @@
-//! Pipelines: how layers come in stages, and microbatches through them.
+//! Checks of pipelines: how layers are spread over stages, and microbatches go through them.
 
 use super::list;
 use crate::error::{Error, Result};
 use crate::spec::{Fold, LlmSpec, Parallelism, Workload};
 use crate::strategy::kind::kinds_of;
 
-/// Layers of each virtual stage, the first of every stage before the second of any.
+/// Layers of each virtual stage, the first chunk of every stage before the second chunk of any. Errors: layers that
+/// cannot be spread as the options ask.
 pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> {
     let (l, parts) = (model.layers, u64::from(par.pp) * u64::from(par.vp));
     let o = &par.options;
@@ -30,7 +31,7 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
     let short = if o.short_ends { 2 } else { 0 };
     let mut all = match par.vp <= 64 && l > 0 {
         true if (l + short).is_multiple_of(parts) => vec![((l + short) / parts) as u32; parts as usize],
-        // Layers of two kinds are no equal work, however they are dealt out.
+        // Layers of two kinds are unequal work, however they are dealt out.
         true if (o.uneven || short == 0 && kinds_of(model, false).len() > 1) && l >= parts => uneven(l + short, parts),
         _ => return Err(refused(l, short, par)),
     };
@@ -44,7 +45,7 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
 fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
     let good = list((2..=(l + short).min(4096)).filter(|n| (l + short).is_multiple_of(*n)));
     let parts = u64::from(par.pp) * u64::from(par.vp);
-    // A part without a layer is none, however unevenly they are shared out.
+    // A stage without a layer is refused, however uneven the others may be.
     let or = match (parts > l, short == 0 && parts > 1 && (l + 2).is_multiple_of(parts)) {
         (true, _) => "",
         (false, true) => ", or option short-ends or uneven",
@@ -58,14 +59,15 @@ fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
     ))
 }
 
-/// Stages have as many as any other, or one fewer, the last and then the first ones, where head and embedding are.
+/// Layers of each part where they do not divide: as many as any other, or one fewer, fewer on the last and then on the
+/// first parts, where head and embedding are.
 fn uneven(layers: u64, parts: u64) -> Vec<u32> {
     let fewer = (parts - layers % parts) % parts;
     let least = (layers / parts) as u32;
     (0..parts).map(|part| if fewer == 0 || part + 1 < fewer || part + 1 == parts { least } else { least + 1 }).collect()
 }
 
-/// As many layers as the options say on every stage.
+/// Layers of each part as the options list them, stage by stage.
 fn written_out(l: u64, parts: u64, par: &Parallelism, words: &[String]) -> Result<Vec<u32>> {
     let stages = &par.options.stages;
     let why = if let [other, _, ..] = words {
@@ -81,8 +83,9 @@ fn written_out(l: u64, parts: u64, par: &Parallelism, words: &[String]) -> Resul
     Err(Error::infeasible(format!("pp: {why}")))
 }
 
-/// As many layers as the options say on the first or the last stage, each of its chunks having as many; the stages
-/// between share the rest. In a row of chunks that is folded they are the first and the last chunk, both of the first stage.
+/// Layers of each part where the options say those of the first or the last stage, each of its chunks having as many;
+/// the stages between share the rest. In a row of chunks that is folded these are the first and the last chunk, both of
+/// the first stage.
 fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
     let o = &par.options;
     let [pp, vp] = match o.fold {
@@ -129,7 +132,7 @@ fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
     Ok((0..vp).flat_map(|_| 0..pp).map(part).collect())
 }
 
-/// Interleaved microbatches go through a stage's chunks in groups of as many as there are stages.
+/// Checks a pipeline: interleaved microbatches go through a stage's chunks in groups of as many as there are stages.
 pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     layers_of_stages(model, par)?;
     let (m, pp) = (work.global_batch / (u64::from(par.dp) * work.micro_batch), u64::from(par.pp));
@@ -155,7 +158,8 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
     Ok(())
 }
 
-/// DualPipeV fills a row of chunks before it goes back through it (dualpipev.py: `num_chunks >= num_ranks * 2`).
+/// Checks a folded pipeline: DualPipeV fills a row of chunks before it goes back through it (dualpipev.py: `num_chunks
+/// >= num_ranks * 2`).
 fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -> Result<()> {
     let (least, fold) = (2 * u64::from(par.pp), par.options.fold);
     let why = if fold == Fold::DualPipe && microbatches < least {

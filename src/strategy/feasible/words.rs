@@ -1,4 +1,4 @@
-//! Options that say nothing where they stand, or contradict each other.
+//! Checks of options that say nothing where they stand, or contradict each other.
 
 use super::list;
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use crate::spec::{
     RingMerge, Workload,
 };
 
-/// What is kept in the host's memory has to be there.
+/// Refuses to keep in the host's memory what is not there at all.
 pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     if par.options.offload_activations && model.layers < 2 {
         let why = "options: offload-activations keeps the top layer's input on the device, and there is one layer; leave it out";
@@ -20,7 +20,7 @@ pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Re
         .map_or(Ok(()), |why| Err(Error::infeasible(format!("options: fpdt-{} {why}", par.options.chunks))))
 }
 
-/// What is kept and sent in fewer bits has to have more without.
+/// Refuses to keep or send in fewer bits what has no more of them without the option.
 pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     let o = &par.options;
     let asked = [
@@ -42,7 +42,7 @@ pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Muon works where the weights are.
+/// Refuses Muon where the optimizer is not on the device, with the weights.
 pub(super) fn muon(par: &Parallelism) -> Result<()> {
     if par.options.muon && par.options.offload_optimizer {
         let why =
@@ -52,7 +52,7 @@ pub(super) fn muon(par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Experts are computed again where there are some, and not with all else.
+/// Refuses to compute experts again where there are none, or where all else is computed again as well.
 pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let o = &par.options;
     let halves = model.pattern.is_empty();
@@ -61,7 +61,7 @@ pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         _ if !o.recompute_moe => return Ok(()),
         _ if !some => format!("{}, which has no experts; leave it out", model.name),
         _ if par.recompute == Recompute::Full => "recompute full, which runs all layers again; leave it out".into(),
-        // Their passes go by halves, of which each would make all of it again.
+        // Their backward passes go by halves, and each half would make all of it again.
         _ if halves && (o.zb_h1 || o.fold != Fold::None) => {
             "schedules that put gradients of weights off; leave one out".into()
         }
@@ -71,7 +71,7 @@ pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     Err(Error::infeasible(format!("options: recompute-moe does not go with {why}")))
 }
 
-/// Why layers do not go through the sequence chunk by chunk.
+/// The reason why layers cannot go through the sequence chunk by chunk; `None` if they can.
 fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String> {
     let needs = [
         (par.recompute == Recompute::Full, "recompute full"),
@@ -95,15 +95,15 @@ fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String>
     })
 }
 
-/// A word; whether it is said; whether what it needs is there; what that is.
+/// What an option needs: the option, whether it is given, whether its need is met, and what that is.
 type Need = (&'static str, bool, bool, &'static str);
 
-/// What words need of degrees and of one another.
+/// The needs of all options, of degrees and of one another.
 fn needs(par: &Parallelism) -> impl Iterator<Item = Need> {
     of_sequences(par).into_iter().chain(of_layers(par)).chain(of_steps(par))
 }
 
-/// What the plan of an attention alone reads of the options: how its ranks share it.
+/// The options that the plan of an attention alone reads: how its ranks share it.
 fn of_attention(o: &Options) -> Options {
     Options {
         layout: o.layout,
@@ -123,7 +123,7 @@ fn of_attention(o: &Options) -> Options {
     }
 }
 
-/// Words of layers, steps and pipelines, of which an attention alone is none.
+/// Refuses options about layers, steps and pipelines for an attention alone.
 pub(super) fn options_of_attention(par: &Parallelism) -> Result<()> {
     let (all, read) = (par.options.to_string(), of_attention(&par.options).to_string());
     match all.split('+').find(|word| all != read && !read.split('+').any(|one| one == *word)) {
@@ -136,7 +136,7 @@ pub(super) fn options_of_attention(par: &Parallelism) -> Result<()> {
     }
 }
 
-/// The words that say something of how these ranks share an attention; those that lack what they need are left out.
+/// The options about how these ranks share an attention, without those whose needs are not met.
 pub fn that_apply(par: &Parallelism) -> Options {
     let mut par = Parallelism { options: of_attention(&par.options), ..*par };
     loop {
@@ -152,7 +152,7 @@ pub fn that_apply(par: &Parallelism) -> Options {
     }
 }
 
-/// Words of how ranks share sequences and rows.
+/// Needs of options about how ranks share sequences and rows.
 fn of_sequences(par: &Parallelism) -> Vec<Need> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
@@ -180,7 +180,7 @@ fn of_sequences(par: &Parallelism) -> Vec<Need> {
     ]
 }
 
-/// Words of what layers keep, make again, and go through in pieces.
+/// Needs of options about what layers keep, make again, and go through in pieces.
 fn of_layers(par: &Parallelism) -> Vec<Need> {
     let (o, up) = (par.options, par.ulysses);
     vec![
@@ -242,7 +242,7 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
     ]
 }
 
-/// Words of a step's pipeline, its sums, and what waits in the host's memory.
+/// Needs of options about a step's pipeline, its sums, and what waits in the host's memory.
 fn of_steps(par: &Parallelism) -> Vec<Need> {
     let o = par.options;
     let dualpipe = o.fold == Fold::DualPipe;
@@ -298,7 +298,7 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
     ]
 }
 
-/// A word that says nothing here would make two names of one plan.
+/// Refuses an option that says nothing here: it would make two names for one plan.
 pub(super) fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     hybrid_sharding(par)?;
@@ -317,7 +317,7 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     match needs(par).find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {
-            // Mostly it is the two chunks alone that are lacking, and they are one flag.
+            // Mostly only the two chunks are lacking, which are one flag.
             let two = Parallelism { vp: 2, ..*par };
             let chunks = o.fold != Fold::None && par.pp > 1 && needs(&two).all(|(_, said, fits, _)| !said || fits);
             let remedy = if chunks { "use vp 2" } else { "leave it out" };
@@ -329,7 +329,8 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     }
 }
 
-/// Groups of ranks that share out among themselves are equal parts of those that hold the same weights.
+/// Checks that the groups of ranks that share weights out among themselves are equal parts of the ranks that hold the
+/// same weights.
 fn hybrid_sharding(par: &Parallelism) -> Result<()> {
     let (n, same) = (par.options.shard, par.dp * par.ring * par.ulysses);
     if n == 0 {
@@ -357,7 +358,7 @@ fn hybrid_sharding(par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Choices of a ring that exclude each other.
+/// Refuses options of a ring that exclude each other.
 fn ring_options(par: &Parallelism) -> Result<()> {
     let (o, ring) = (par.options, par.ring);
     let reverse = o.ring_backward == RingBackward::Reverse;
@@ -378,7 +379,7 @@ fn ring_options(par: &Parallelism) -> Result<()> {
     Err(Error::infeasible(format!("options: {why}")))
 }
 
-/// Where heads are known by their numbers, a rank's stand one behind the other, as they are.
+/// Checks that a rank's heads stand one behind the other, as they are, where they are known by their numbers.
 pub(super) fn slopes(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let o = par.options;
     let refused = [(o.pad_heads, "pad-heads"), (o.kv == KvPath::GatherByHead, "gather-kv-prefetch")];

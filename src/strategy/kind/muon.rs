@@ -1,4 +1,4 @@
-//! The layers of a kind whose matrices go by Muon.
+//! Layers of a kind whose matrices Muon updates.
 
 use super::super::data::{DataParallel, FlatWeights};
 use super::super::muon;
@@ -7,7 +7,7 @@ use super::Kind;
 use crate::plan::muon::Part;
 use crate::plan::{Adam, Builder};
 
-/// What is what in the optimizer's part of a layer's weights, and of its experts'.
+/// Where matrices stand in the optimizer's part of a layer's weights, and of its experts'.
 pub(super) fn parts_of(layer: &Layer, [dp, edp]: [&DataParallel; 2]) -> [Option<Part>; 2] {
     let dense = dp.part(layer.elems(), muon::matrices(&layer.weights));
     let experts = layer.experts.as_ref().map(|e| edp.part(e.elems(), muon::matrices(&e.weights)));
@@ -27,7 +27,7 @@ impl Kind {
         self.parts = [write(&labels[0], dense), write(&labels[1], experts)];
     }
 
-    /// Muon on the weights of so many layers, those of the last first.
+    /// Runs Muon on the weights of `layers` layers, those of the last layer first.
     pub fn update_by_muon(&self, b: &mut Builder, ranks: [&DataParallel; 2], room: muon::Room, layers: u32) {
         for ((label, dp, weights), part) in self.updates(ranks).zip(&self.parts) {
             let Some((part, chain)) = part else { continue };
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// What Muon needs room for.
+    /// The weights that Muon needs room for, each with its ranks and its part.
     pub fn flats_by_part<'k>(
         &'k self,
         ranks: [&'k DataParallel; 2],

@@ -14,20 +14,20 @@ use super::folded::Next;
 /// Units of time from one microbatch to the next: two forward passes, two backward ones in halves.
 pub(super) const INTERVAL: u32 = 6;
 
-/// Passes of a microbatch in the order in which a stage has them: forward of both chunks, backward of both; then gradients of
-/// weights, which belong to no chunk here.
+/// The passes of a microbatch in the order in which a stage has them: forward of both chunks, backward of both; then
+/// gradients of weights, which belong to no chunk here.
 const PASSES: [Next; 5] = [Next::Forward(0), Next::Forward(1), Next::Inputs(1), Next::Inputs(0), Next::Weights];
 const BACK: usize = 2;
 const HOME: usize = 3;
 const WEIGHTS: usize = 4;
 
-/// When a stage begins which pass, and so which microbatch's by its place in the list.
+/// When a stage begins each pass, in units of time: a list for each of [`PASSES`], by microbatch.
 #[derive(Clone, Default)]
 struct Times([Vec<u32>; 5]);
 
 /// The orders of all stages.
 pub(super) fn orders(fold: Fold, stages: u32, microbatches: u32) -> Vec<Vec<Next>> {
-    // What comes before and behind the steady state does not hang on how long that lasts.
+    // The order before and behind the steady state does not depend on how long that lasts.
     let few = 3 * stages + 4;
     let repeated = if microbatches > few { Some(of(fold, stages, few)) } else { None };
     let longer = repeated.and_then(|all| lengthened(&all, microbatches - few));
@@ -47,7 +47,7 @@ fn of(fold: Fold, stages: u32, microbatches: u32) -> Vec<Times> {
     all.iter().map(|times| with_weights(&without_weights(times))).collect()
 }
 
-/// When a stage begins the first microbatch's four passes.
+/// When a stage begins the first microbatch's four passes, in units of time.
 fn offsets(fold: Fold, p: u32, s: u32) -> [u32; 4] {
     match fold {
         Fold::Min => {
@@ -61,7 +61,7 @@ fn offsets(fold: Fold, p: u32, s: u32) -> [u32; 4] {
     }
 }
 
-/// What a stage does at every unit of time.
+/// The pass that a stage does at every unit of time; `None` where it idles.
 fn line(times: &Times) -> Vec<Option<u8>> {
     let end = times.0.iter().filter_map(|of| of.last()).max().map_or(0, |&last| last as usize + 1);
     let mut line = vec![None; end];
@@ -77,7 +77,7 @@ fn without_weights(times: &Times) -> Times {
     left
 }
 
-/// Gradients of weights at the first units that are free behind the passes they belong to.
+/// The times with gradients of weights, at the first units that are free behind the passes they belong to.
 fn with_weights(times: &Times) -> Times {
     let (mut all, mut waiting) = (times.clone(), 0);
     let line = line(times);
@@ -96,8 +96,8 @@ fn with_weights(times: &Times) -> Times {
     all
 }
 
-/// Chunks whose activations live at a time, at most: from the forward pass to the gradients of weights, which are made as
-/// soon as nothing else is where the line does not have them.
+/// The most chunks whose activations live at a time: from the forward pass to the gradients of weights, which are made
+/// as soon as the stage is free where the line does not have them.
 fn peak(line: &[Option<u8>], has_weights: bool) -> i32 {
     let (mut live, mut waiting, mut most) = (0, 0, 0);
     for pass in line {
@@ -113,7 +113,7 @@ fn peak(line: &[Option<u8>], has_weights: bool) -> i32 {
     most
 }
 
-/// All passes of all stages in the order of their times.
+/// All passes of all stages in the order of their times: time, stage, pass, microbatch.
 fn in_time(all: &[Times]) -> Vec<(u32, usize, usize, usize)> {
     let of_stage = |(stage, times): (usize, &Times)| {
         let of_pass = move |(pass, of): (usize, &Vec<u32>)| {
@@ -126,7 +126,7 @@ fn in_time(all: &[Times]) -> Vec<(u32, usize, usize, usize)> {
     events
 }
 
-/// Whose end a pass waits for beside its stage's own: that before it on its way.
+/// The pass that a pass waits for on another stage: the one before it on the microbatch's way, as (stage, pass).
 fn before(stages: usize, stage: usize, pass: usize) -> Option<(usize, usize)> {
     match pass {
         0 | BACK if stage > 0 => Some((stage - 1, pass)),
@@ -135,13 +135,14 @@ fn before(stages: usize, stage: usize, pass: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// Passes before the first microbatch is back and behind the last to set out, moved to the earliest unit that is free. Without
-/// gradients of weights those of the end alone. Then every stage as early as its order lets it, in units.
+/// The times with passes before the first microbatch is back, and behind the last to set out, moved to the earliest
+/// unit that is free; without gradients of weights only those at the end. Then every stage is as early as its order
+/// lets it be.
 fn squeezed(all: &[Times], has_weights: bool) -> Vec<Times> {
     let most = all.iter().map(|times| peak(&line(times), has_weights)).max().unwrap_or(0);
     let mut moved = all.to_vec();
     let mut lines: Vec<Vec<Option<u8>>> = all.iter().map(line).collect();
-    // When backward passes of a stage began, ascending.
+    // Times at which backward passes of each stage began, ascending.
     let mut back: Vec<Vec<u32>> = vec![vec![]; all.len()];
     let last = all[0].0[0].len() - 1;
     let (mut returned, mut set_out) = (false, false);
@@ -188,7 +189,7 @@ fn squeezed(all: &[Times], has_weights: bool) -> Vec<Times> {
     }
 }
 
-/// The same orders, each pass as soon as what it waits for is over.
+/// The orders with each pass as soon as what it waits for is over.
 fn early(all: &[Times]) -> Vec<Times> {
     let mut moved = all.to_vec();
     let mut free = vec![0; all.len()];
@@ -206,8 +207,8 @@ fn order(times: &Times) -> Vec<Next> {
     line(times).into_iter().flatten().map(|pass| PASSES[usize::from(pass)]).collect()
 }
 
-/// The orders with so many microbatches more in their steady state: six units of it, repeated. None where none is found that
-/// repeats itself.
+/// The orders with `more` microbatches in their steady state, of which six units are repeated; `None` where none is
+/// found that repeats itself.
 fn lengthened(all: &[Times], more: u32) -> Option<Vec<Vec<Next>>> {
     let lines: Vec<Vec<Option<u8>>> = all.iter().map(line).collect();
     let interval = INTERVAL as usize;

@@ -19,20 +19,20 @@
 use super::{Act, Flow, Pass, Pipeline, Slots, Unit};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a stage does next, by the chunk; microbatches go through each in their order.
+/// The next thing that a stage does, with the chunk; microbatches go through each chunk in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     Forward(u32),
     Backward(u32),
     /// The first half of a backward unit.
     Inputs(u32),
-    /// The second half of the one that has waited for the longest.
+    /// The second half of the backward unit that has waited for the longest.
     Weights,
-    /// A forward unit, and beside it a backward one of the other chunk.
+    /// A forward unit, and beside it a backward unit of the other chunk.
     Pair(u32),
 }
 
-/// A unit in its place: cut in two, or beside the one behind it.
+/// A unit in its place in the order: cut in two or whole, alone or beside the one behind it.
 #[derive(Clone, Copy)]
 struct Turn {
     unit: Unit,
@@ -40,21 +40,21 @@ struct Turn {
     paired: bool,
 }
 
-/// `None`: the second half of a backward unit.
+/// The turns of a stage; `None`: the second half of a backward unit.
 type Turns = Vec<Option<Turn>>;
 
 impl Pipeline {
-    /// Whether a unit's result stays on its stage: where the row of chunks is folded.
+    /// Whether a unit's result stays on its stage, as it does where the row of chunks is folded.
     pub fn stays(&self, stage: u32, unit: Unit) -> bool {
         self.is_folded() && stage + 1 == self.stages && unit.forward == (unit.chunk == 0)
     }
 
-    /// Whether a unit's input was made on its stage.
+    /// Whether a unit's input was made on its own stage.
     pub(super) fn is_handed(&self, stage: u32, unit: Unit) -> bool {
         self.is_folded() && stage + 1 == self.stages && unit.forward != (unit.chunk == 0)
     }
 
-    /// Whether what a unit reads and makes goes toward later stages.
+    /// Whether the input and the result of a unit go toward later stages.
     pub fn rises(&self, unit: Unit) -> bool {
         !self.is_folded() && unit.forward || self.is_folded() && unit.forward == (unit.chunk == 0)
     }
@@ -74,7 +74,7 @@ impl Pipeline {
         times(here, &[Forward(0), Forward(1)]);
         times(after, &[first_half(1), Weights, Forward(1)]);
         for k in 0..steady {
-            // The first two of the last stage are one microbatch's: they cannot be side by side.
+            // The first two units of the last stage are of one microbatch: they cannot be side by side.
             let apart = k == 0 && after == 0;
             times(1, if apart { &[Forward(0), Backward(1)] } else { &[Pair(0)] });
             times(1, &[Pair(1)]);
@@ -114,7 +114,7 @@ impl Pipeline {
         turns
     }
 
-    /// Slots of gradients of a unit, and of the one that it hands over to behind them.
+    /// Slots of gradients of a unit, and behind them of the one that it hands over to.
     fn folded_passes(&self) -> u32 {
         self.passes() + if self.split { self.passes() - 1 } else { 1 }
     }
@@ -152,14 +152,14 @@ struct Folded<'p> {
     kept: Slots,
     gradients: Slots,
     left: Slots,
-    /// Of units whose input has come, or is on its way.
+    /// Slots of the units whose input has come, or is on its way.
     asked: BTreeMap<Unit, u32>,
-    /// Slots of inputs and of what is kept, by chunk and microbatch.
+    /// Slots of the input and of what is kept, by chunk and microbatch.
     held: BTreeMap<(u32, u32), (u32, u32)>,
-    /// Backward units that each lot of gradients is still for.
+    /// Backward units that still use each lot of gradients.
     users: BTreeMap<u32, u32>,
     put_off: VecDeque<Pass>,
-    /// The forward unit of a pair.
+    /// The forward unit of a pair; `None` outside of one.
     forward: Option<Pass>,
     turn: u32,
 }
@@ -192,7 +192,7 @@ impl<'p> Folded<'p> {
         }
     }
 
-    /// The first slot of a lot of gradients.
+    /// Takes a lot of gradients; returns its first slot.
     fn lot(&mut self) -> u32 {
         let lot = self.gradients.take();
         self.users.insert(lot, 1);

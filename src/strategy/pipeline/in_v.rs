@@ -2,15 +2,15 @@
 //! section 6; in the order of PyTorch's `ScheduleZBVZeroBubble`, but that gradients of weights keep the order of those of
 //! inputs to the end), V-Half and V-Min (Pipeline Parallelism with Controllable Memory, arXiv:2405.15362).
 //!
-//! Where F, B (gradients of inputs) and W (of weights) of a chunk take one unit of time each, 1F1B over p stages idles 6(p-1)
-//! units and keeps p microbatches on its first stage. These idle and keep, whichever the stage:
+//! Where F, B (gradients of inputs) and W (of weights) of a chunk take one unit of time each, 1F1B over p stages idles
+//! 6(p-1) units and keeps p microbatches on its first stage. The schedules here idle and keep, on every stage:
 //!
 //! ```text
 //! ZB-V     (p-1)            p             1/6 of the bubble is left: the last stage waits for its first input
 //! V-Half  3(p-1) at most    p/2 + 1       rounded down
 //! V-Min   4(p-1) at most    (p+2)/3       rounded up
 //! ```
-//! How the orders of these two come to be: [`controllable`].
+//! The orders of the last two are made in [`controllable`].
 
 use super::folded::Next;
 use super::{Fold, Pipeline, controllable};
@@ -27,8 +27,8 @@ impl Pipeline {
     }
 }
 
-/// The order of a stage: forward units of both chunks until the first comes back, then each of the six by turns, what comes
-/// late in the end. Of fewer microbatches than fill the V, those that there are.
+/// The order of a stage: forward units of both chunks until the first comes back, then each of the six by turns, and at
+/// the end what comes late. With fewer microbatches than fill the V, the units that there are.
 fn zero_bubble(stages: u32, microbatches: u32, stage: u32) -> Vec<Next> {
     use Next::*;
     let (after, m) = (stages - stage, microbatches.max(2 * stages - 1));
@@ -39,7 +39,7 @@ fn zero_bubble(stages: u32, microbatches: u32, stage: u32) -> Vec<Next> {
     times(after, &[Forward(1), Inputs(1), Weights]);
     let ahead = stages + after - 1;
     times(m - ahead, &[Forward(0), Inputs(0), Weights, Forward(1), Inputs(1), Weights]);
-    // Forward units of the second chunk that are left when there are none of the first.
+    // Forward units of the second chunk are left when there are none of the first.
     times(after - 1, &[Inputs(0), Weights, Forward(1), Inputs(1), Weights]);
     times(stage, &[Inputs(0), Inputs(1)]);
     times(after, &[Inputs(0), Weights]);

@@ -6,34 +6,35 @@
 
 use super::{Act, Pass, Pipeline};
 
-/// What units take at least, s.
+/// The least time that units take, s.
 #[derive(Debug, Clone, Copy)]
 pub struct UnitTimes {
-    /// Of a layer forward, and backward with what is computed again.
+    /// A layer forward; and backward, with what is computed again.
     pub forward: f64,
     pub backward: f64,
-    /// What of the latter the gradients of weights are, where they are cut off.
+    /// The part of the backward time that is for gradients of weights, where these are cut off.
     pub weights: f64,
-    /// What a backward unit does at most before it needs the gradient of its output: a layer, computed again.
+    /// The time of a backward unit, at most, before it needs the gradient of its output: a layer, computed again.
     pub again: f64,
-    /// Of the output matrix, forward and backward.
+    /// The output matrix, forward and backward.
     pub head: [f64; 2],
 }
 
 /// The units of all stages, each behind those that it waits for.
 pub struct Shortest {
     turns: Vec<Turn>,
-    /// Of each virtual stage.
+    /// Layers of each virtual stage.
     layers: Vec<u32>,
-    /// The stage that has it.
+    /// The stage that has each virtual stage.
     stage_of: Vec<usize>,
     stages: usize,
     microbatches: usize,
-    /// Microbatches that are not gone through: each is the work of the stage that has most.
+    /// Microbatches that are not gone through: each adds the work of the stage that has most.
     more: u32,
 }
 
-/// Microbatches for each stage that are gone through: by then a pipeline is filled, and every further one adds the same.
+/// Microbatches for each stage that are gone through, at most: by then a pipeline is filled, and every further one adds
+/// the same.
 const MOST: u32 = 2;
 
 struct Turn {
@@ -48,7 +49,7 @@ enum Work {
         at: At,
         halved: bool,
     },
-    /// Both at once, layer by layer.
+    /// A forward and a backward unit at once, layer by layer.
     Pair {
         forward: At,
         backward: At,
@@ -77,7 +78,7 @@ impl Shortest {
         }
         let (turns, layers, stages) = (vec![], pipe.layers.clone(), left.len());
         let mut all = Shortest { turns, layers, stage_of, stages, microbatches, more };
-        // Forward and backward, of every microbatch in every part.
+        // Whether each microbatch has gone forward, and backward, through each part.
         let mut done = [vec![false; parts * microbatches], vec![false; parts * microbatches]];
         loop {
             let before = all.turns.len();
@@ -100,7 +101,7 @@ impl Shortest {
         at.part * self.microbatches + at.microbatch
     }
 
-    /// The cells of what a forward or a backward unit waits for on other stages, if it does.
+    /// The cell of the unit that a forward or a backward unit waits for on another stage; `None` if it waits for none.
     fn before(&self, forward: bool, at: At) -> Option<usize> {
         let part = if forward { at.part.checked_sub(1) } else { Some(at.part + 1).filter(|p| *p < self.layers.len()) };
         part.map(|part| self.cell(At { part, ..at }))
@@ -153,9 +154,9 @@ impl Shortest {
                 Work::Pair { forward: up, backward: down } => {
                     let (f, b) = (forward(up), backward(down));
                     let start = free.max(came(true, up)).max(came(false, down) - times.again.min(b));
-                    // Whichever has fewer layers is done before the other.
+                    // The direction with fewer layers is done before the other.
                     let beside = |own: At, other: At| ((layers(own) - 1.0) / layers(other)).clamp(0.0, 1.0);
-                    // Beside the last microbatch's sums of gradients they go one behind the other.
+                    // Beside the last microbatch's sums of gradients the two go one behind the other.
                     let apart = down.microbatch + 1 == self.microbatches || layers(up) * layers(down) == 0.0;
                     let [up_beside, down_beside] = if apart { [0.0; 2] } else { [beside(up, down), beside(down, up)] };
                     done[0][self.cell(up)] = start + f + b * up_beside;
@@ -175,7 +176,7 @@ impl Shortest {
     }
 }
 
-/// What a stage does, but for messages.
+/// The work of a stage in its order, without messages.
 fn works(pipe: &Pipeline, stage: u32) -> Vec<Work> {
     let at = |pass: Pass| At {
         part: pipe.virtual_stage(stage, pass.unit.chunk) as usize,

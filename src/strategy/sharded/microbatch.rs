@@ -7,7 +7,7 @@ use crate::strategy::layers::Stretch;
 use crate::strategy::step::Step;
 
 impl<'a> Step<'a> {
-    /// The layers of a body, of which a rank keeps what `sites` name.
+    /// A pass through the layers of a body, of which a rank keeps what `sites` name.
     pub(in crate::strategy) fn passing(
         &mut self,
         sites: Vec<Option<Sites>>,
@@ -67,13 +67,13 @@ impl<'a> Step<'a> {
         self.b.close()
     }
 
-    /// Whether some gradients of layers add up whole, and are summed behind the last microbatch.
+    /// Whether the gradients of some layers add up whole, and are summed behind the last microbatch.
     pub(in crate::strategy) fn sums_last(&self) -> bool {
         let has_experts = self.kinds.iter().any(|kind| kind.experts.is_some());
         !self.dp.shares_gradients() || (has_experts && !self.edp.shares_gradients())
     }
 
-    /// Weights of embedding and head are whole while they are used, too.
+    /// Gathers the embedding's weights, which are whole only while they are used.
     pub(in crate::strategy) fn gather_embed(&mut self, label: &str) {
         if self.dp.shares_weights() {
             let landing = self.embed.landing.unwrap_or(self.embed.weight);
@@ -87,7 +87,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What is gathered for the head: its own weights, and with them the table that it shares with the embedding.
+    /// The weights that are gathered for the head, by label: its own, and with them the table that it shares with the
+    /// embedding.
     fn gathers_of_head(&self) -> Vec<(&'static str, Buf, Buf)> {
         let tied = self.model.tie_embeddings.then_some(("gather.table", self.embed));
         [Some(("gather.head", self.head)), tied]
@@ -98,7 +99,7 @@ impl<'a> Step<'a> {
             .collect()
     }
 
-    /// Copies to where it is read what was gathered for the head.
+    /// Copies the weights gathered for the head to where kernels read them.
     pub(in crate::strategy) fn copy_head(&mut self) {
         self.copy_out("copy_out.head", self.head);
         if self.model.tie_embeddings {
@@ -106,7 +107,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The same of the embedding.
+    /// Copies the weights gathered for the embedding to where kernels read them.
     pub(in crate::strategy) fn copy_embed(&mut self) {
         self.copy_out("copy_out.embed", self.embed);
     }
@@ -117,14 +118,14 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Begins a gradient that is whole only for a while.
+    /// Sets a gradient to zero that is whole only for a while.
     pub(in crate::strategy) fn clear(&mut self, label: &str, w: &FlatWeights) {
         if self.dp.shares_gradients() {
             self.dp.clear(&mut self.b, label, w, w.grad);
         }
     }
 
-    /// Shares out the gradient of the head of one microbatch, where it is whole only for a while.
+    /// Shares out the head's gradient of one microbatch, where it is whole only for a while.
     pub(in crate::strategy) fn scatter_head(&mut self) {
         if self.dp.shares_gradients() {
             self.end.sum_shared(&mut self.b, self.head.grad);
@@ -133,7 +134,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The same of the embedding.
+    /// Shares out the embedding's gradient of one microbatch, where it is whole only for a while.
     pub(in crate::strategy) fn scatter_embed(&mut self) {
         if self.dp.shares_gradients() {
             self.embedding.sum_shared(&mut self.b, self.embed.grad);
@@ -142,7 +143,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Adds what has come of embedding or head to the share.
+    /// Adds the sum that has come of embedding or head to its share.
     pub(in crate::strategy) fn add(&mut self, label: &str, w: FlatWeights) {
         self.dp.add(&mut self.b, label, &w, self.dp.partial_of(&w), self.dp.share_of(&w));
     }
@@ -156,7 +157,8 @@ impl<'a> Step<'a> {
             .forward(&runs, |b| gathers.iter().for_each(|&(label, share, whole)| ranks.gather(b, label, share, whole)));
     }
 
-    /// The stretches of the model; the layer at `end`, whose input stays on the device where others leave, by itself.
+    /// The stretches of the model, with the layer at their `end` by itself: its input stays on the device where others
+    /// leave.
     fn stretches_but(&self, end: impl Fn(&Stretch) -> Option<u32>) -> Vec<Stretch> {
         let all = self.stretches();
         let cut = |of: Stretch| match end(&of).filter(|at| self.x.leaves() && of.count() > 1 && of.start <= *at) {

@@ -7,7 +7,7 @@ use crate::strategy::step::Step;
 use crate::strategy::transformer::Flats;
 
 impl Staged<'_, '_> {
-    /// The formals of a chunk for what a rank keeps of its layers.
+    /// The formals of a chunk for the buffers that a rank keeps of its layers.
     fn formals(&mut self, (chain, _): &Key, backward: bool) -> Vec<Option<Sites>> {
         let Step { b, kinds, dp, edp, .. } = &mut *self.step;
         let ranks = [&*dp, &*edp];
@@ -24,7 +24,7 @@ impl Staged<'_, '_> {
         sites
     }
 
-    /// The layers of a chunk: the first reads the chunk's input, the last writes its output.
+    /// Writes the layers of a chunk forward: the first reads the chunk's input, the last writes its output.
     pub(super) fn chunk_fwd(&mut self, key: &Key) -> BlockId {
         let (chain, microbatch) = key;
         self.step.b.open(&format!("fwd_{}", name_of(self.step.kinds.len(), chain)));
@@ -83,8 +83,7 @@ impl Staged<'_, '_> {
         self.step.b.close()
     }
 
-    /// The layers backward, or half of what they do then: the top one reads `dx` at 0, and the lowest one writes it
-    /// last.
+    /// Writes the layers backward, or a half of that: the top layer reads `dx` at 0, and the lowest one writes it last.
     pub(super) fn chunk_bwd(&mut self, key: &Key, part: Part, sums: bool) -> BlockId {
         let (chain, microbatch) = key;
         let name = name_of(self.step.kinds.len(), chain);
@@ -127,7 +126,7 @@ impl Staged<'_, '_> {
                     hosts: vec![],
                 });
             };
-            // The first layer of the chunk has its input elsewhere than the others.
+            // The input of the first layer of the chunk is elsewhere than those of the others.
             let (from, to) = (of.start.max(1), of.end);
             if to > from {
                 let turn = ((l - to) % turns) as i32;
@@ -163,12 +162,12 @@ impl Staged<'_, '_> {
     }
 }
 
-/// The slots of `count` layers from `at` on, of `of` that there are.
+/// An argument for the slots of `count` layers from `at` up, of `of` slots.
 fn up(buf: Buf, at: u32, count: u32, of: u32) -> Arg {
     if count == 1 { buf.slot(at).into() } else { each(buf, at as i32, 1, of) }
 }
 
-/// Those from `at` down.
+/// An argument for the slots from `at` down, of `of` slots.
 fn down(buf: Buf, at: u32, of: u32) -> Arg {
     if at == 0 { Arg::from(buf) } else { each(buf, at as i32, -1, of) }
 }
@@ -189,7 +188,7 @@ pub(super) fn embed_block(step: &mut Step, forward: bool) -> BlockId {
     step.b.close()
 }
 
-/// `parts`: ranks that each pass on a part of the rows.
+/// Writes the block that `has_come` is. `parts`: ranks that each pass on a part of the rows.
 pub(super) fn has_come(step: &mut Step, parts: u64) -> BlockId {
     step.b.open("has_come");
     let dx = step.b.formal("dx");

@@ -5,8 +5,8 @@
 //! compute  experts' gradients packed | attention | experts backward | experts    | attention backward | residual
 //! rows     ------------------------- dispatch' -- dispatch ----------- combine' -- combine -------------
 //! ```
-//! The top layer that is left to go backward goes with the next to go forward; `'` marks the backward pass. Each side
-//! goes on while the rows of the other travel, on the one communicator that both have.
+//! The top layer that is left to go backward goes with the next layer to go forward; `'` marks the backward pass. Each
+//! side goes on while the rows of the other travel, on the one communicator that both have.
 
 use super::{Chain, Here, Staged, each};
 use crate::plan::*;
@@ -16,17 +16,17 @@ use crate::strategy::pipeline::Pass;
 use crate::strategy::transformer::Flats;
 use std::collections::BTreeMap;
 
-/// Chunks, and microbatches where the rows of each go other ways.
+/// Names a chunk by its layers, and by the microbatch where the rows of each go other ways.
 pub(super) type Key = (Chain, u32);
 
-/// Blocks that were written of two others, by these.
+/// Blocks that were written of two others, by these two.
 #[derive(Default)]
 pub(super) struct Pairs {
     chunks: BTreeMap<[Key; 2], BlockId>,
     layers: BTreeMap<[BlockId; 2], BlockId>,
 }
 
-/// The formals of a chunk backward or forward, and the layers of it.
+/// A chunk going backward, or forward, as a side of a pair: its formals, and its layers.
 struct Side<'k> {
     here: Vec<Here<'k>>,
     chain: Chain,
@@ -35,7 +35,7 @@ struct Side<'k> {
     g: Vec<Flats>,
     x_in: Buf,
     x: Buf,
-    /// Of the last layer forward, or the gradients in turn.
+    /// The output of the last layer forward; or, backward, the gradients in turn.
     out: Buf,
     saved: Vec<Vec<Buf>>,
 }
@@ -55,7 +55,7 @@ impl<'k> Side<'k> {
         super::length(&self.chain)
     }
 
-    /// The layers that a layer of the chunk stands among, and the place of their kind among those here.
+    /// The stretch that a layer of the chunk is in, its kind, and the place of that among the kinds of the chunk.
     fn stretch(&self, layer: u32) -> (usize, &Here<'k>, &Stretch) {
         let of = self.chain.iter().find(|of| (of.start..of.end).contains(&layer));
         let of = of.expect("every layer of a chunk is of a kind");
@@ -69,8 +69,8 @@ impl<'k> Side<'k> {
         if self.g.is_empty() { blocks.fwd } else { blocks.bwd }
     }
 
-    /// What that block is given for `layer`, and for `repeat` - 1 that follow: those above it forward, those below it
-    /// backward. More than one have to be of one kind, and none of them at an end of the chunk.
+    /// The arguments of that block for `layer`, and for `repeat` - 1 layers that follow: those above it forward, those
+    /// below it backward. Several layers have to be of one kind, and none of them at an end of the chunk.
     fn args(&self, layer: u32, repeat: u32) -> Vec<Arg> {
         let ((i, h, of), l) = (self.stretch(layer), self.layers());
         let backward = !self.g.is_empty();
@@ -99,7 +99,7 @@ impl<'k> Side<'k> {
 }
 
 impl Staged<'_, '_> {
-    /// Both units of a pair, the backward one first where they take turns.
+    /// Runs both units of a pair, the backward one first where they take turns.
     pub(super) fn pair(&mut self, stage: u32, forward: Pass, backward: Pass) {
         self.passed(stage, forward.unit, forward.input, self.input.slot(forward.input));
         self.begin_forward(stage, forward);
@@ -118,7 +118,7 @@ impl Staged<'_, '_> {
         self.end_backward(stage, backward);
     }
 
-    /// The layers of one chunk backward, from the top, beside those of another forward, from the bottom.
+    /// Writes the layers of one chunk backward, from the top, beside those of another forward, from the bottom.
     fn chunk_pair(&mut self, keys: [Key; 2]) -> BlockId {
         let [backward, forward] = &keys;
         self.braid_layers(backward, forward);
@@ -137,7 +137,7 @@ impl Staged<'_, '_> {
         while at < both {
             let top = left - 1 - at;
             let blocks = [down.block(top), up.block(at)];
-            // As many alike as there are, and none of them at an end.
+            // Pairs of layers that are alike, as many as there are, none of them at an end.
             let inside = |i: u32| i > 0 && i + 1 < ahead && left - 1 - i > 0;
             let alike = |i: &u32| inside(*i) && [down.block(left - 1 - i), up.block(*i)] == blocks;
             let repeat = if inside(at) { (at..both).take_while(alike).count() as u32 } else { 1 };
@@ -157,7 +157,7 @@ impl Staged<'_, '_> {
         block
     }
 
-    /// Blocks of two layers each, for those that two chunks go through side by side.
+    /// Writes blocks of two layers each, for the layers that two chunks go through side by side.
     fn braid_layers(&mut self, backward: &Key, forward: &Key) {
         let Staged { step, pairs, .. } = self;
         let (kinds, b) = (&step.kinds, &mut step.b);

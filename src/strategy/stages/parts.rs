@@ -1,22 +1,23 @@
-//! What passes between stages where tensor-parallel ranks have all rows each: every rank sends its own rows alone, and
-//! those of the next stage gather them inside their node. A link between nodes then carries each row once and not once a
-//! rank (Megatron-LM's scatter and gather, arXiv:2104.04473, section 4.1; `pipe_partitioned` and `grad_partitioned` of
-//! DeepSpeed's engine of pipelines, on by default).
+//! Messages between stages where tensor-parallel ranks have all rows each: every rank sends its own part of the rows
+//! alone, and the ranks of the next stage gather the parts inside their node. A link between nodes then carries each
+//! row once and not once a rank (Megatron-LM's scatter and gather, arXiv:2104.04473, section 4.1; `pipe_partitioned`
+//! and `grad_partitioned` of DeepSpeed's engine of pipelines, on by default).
 
 use crate::plan::{Buf, TensorKind};
 use crate::strategy::step::Step;
 
 pub struct Parts {
-    /// Rows as they come, by the slot of the input of the unit, and of the gradient of its output.
+    /// Parts of rows as they come, by the slot of a unit's input, and of the gradient of its output.
     coming: [Buf; 2],
-    /// Those on their way to the next stage, by turns.
+    /// Parts of rows on their way to the next stage, two slots in turns.
     leaving: [Buf; 2],
     turns: [u32; 2],
     cols: u64,
 }
 
 impl Parts {
-    /// For units with so many slots for what they are given, forward and backward; `None` where whole rows pass.
+    /// Buffers for units with `slots` slots for what they are given, forward and backward; `None` where whole rows
+    /// pass.
     pub fn new(step: &mut Step, slots: [u32; 2]) -> Option<Parts> {
         let tp = step.layer().tp;
         if !step.par.options.scatter_p2p {
@@ -30,12 +31,12 @@ impl Parts {
         Some(Parts { coming, leaving, turns: [0; 2], cols })
     }
 
-    /// Where the rank's rows of what a unit is given come to.
+    /// The buffer that receives the rank's part of the rows that a unit is given.
     pub fn coming(&self, forward: bool, slot: u32) -> Buf {
         self.coming[usize::from(!forward)].slot(slot)
     }
 
-    /// Of the rows of `all`, those that the rank sends.
+    /// Takes the part that the rank sends out of the rows of `all`.
     pub fn cut(&mut self, step: &mut Step, name: &str, forward: bool, all: Buf) -> Buf {
         let at = usize::from(!forward);
         let part = self.leaving[at].slot(self.turns[at] % 2);

@@ -1,11 +1,11 @@
-//! Sums of gradients in a stage: which units they stand behind, and when what has come of them is added.
+//! Sums of gradients in a stage: the units they stand behind, and when the sums that have come are added.
 
 use super::Staged;
 use crate::plan::*;
 use crate::strategy::pipeline::Unit;
 
 impl Staged<'_, '_> {
-    /// The first and the last stage add up what each has of the gradient of the one embedding.
+    /// Has the first and the last stage add up what each has of the gradient of the one embedding.
     pub(super) fn sum_tied(&mut self) {
         let step = &mut *self.step;
         let group = Group::subset(Axis::Pp, vec![vec![0, step.pipe.stages - 1]]);
@@ -20,7 +20,8 @@ impl Staged<'_, '_> {
         beside && unit.microbatch + 1 == self.step.pipe.microbatches
     }
 
-    /// Adds to their shares what has come of the last backward unit: of its lowest layer, and of embedding and head.
+    /// Adds to their shares the sums that have come of the last backward unit: of its lowest layer, and of embedding
+    /// and head.
     pub(super) fn add_sums(&mut self, stage: u32) {
         let Some(unit) = self.to_add.take() else { return };
         let pipe = &self.step.pipe;

@@ -1,5 +1,5 @@
-//! What a step declares before its first op: weights with what the optimizer keeps of them, activations, and how the
-//! layers of each kind share them.
+//! Everything that a step declares before its first op: weights with what the optimizer keeps of them, activations, and
+//! how the layers of each kind share them.
 
 use super::super::data::{DataParallel, Hybrid};
 use super::super::embedding::Embedding;
@@ -16,7 +16,8 @@ use crate::error::Result;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Workload};
 
-/// The ranks that hold the same weights outside of experts, and the same experts. `acc`: of sums and of optimizer state.
+/// The ranks that hold the same weights outside of experts, and those that hold the same experts. `acc`: dtype of sums
+/// and of optimizer state.
 fn replicas(
     work: &Workload,
     par: &Parallelism,
@@ -28,7 +29,7 @@ fn replicas(
     let of = |group, ranks, zero, views| DataParallel {
         group,
         ranks,
-        // Behind the view of all ranks, and that of experts.
+        // These views stand behind the view of all ranks, and that of experts.
         hybrid: groups_of(par)
             .map(|groups| Hybrid::of_view(views + u8::from(has_experts), (ranks / u64::from(groups)) as u32)),
         zero,
@@ -47,12 +48,12 @@ fn replicas(
     // Tensor-parallel ranks and stages hold different weights.
     let same = u64::from(par.ranks() / (par.tp * par.pp));
     let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
-    // Where all else is whole everywhere, nothing of a layer comes and goes.
+    // With all other weights whole everywhere, nothing of a layer comes and goes.
     let zero = if same == 1 { par.zero.min(1) } else { par.zero };
     [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
 }
 
-/// What Muon works in, whichever layer it is at.
+/// The buffers that Muon works in, large enough for every layer.
 fn room_for_muon(b: &mut Builder, kinds: &[Kind], ranks: [&DataParallel; 2], dtype: Dtype) -> muon::Room {
     let all: Vec<_> = kinds.iter().flat_map(|kind| kind.flats_by_part(ranks)).collect();
     let all: Vec<_> = all.iter().map(|(dp, w, part)| (*dp, *w, part)).collect();
@@ -81,7 +82,7 @@ impl<'a> Step<'a> {
         let embedding = Embedding::new(&mut b, model, layer);
         let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
         let pipe = Pipeline::new(model, par, microbatches)?;
-        // One in use, one on its way.
+        // One layer is in use and, with prefetch, one is on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
         let weights: Vec<_> = (kinds.iter().zip(&layers))
             .map(|((prefix, _, of), layer)| {
@@ -94,7 +95,7 @@ impl<'a> Step<'a> {
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
         let tokens = act("tokens", &[n], Dtype::U32, microbatches);
         let targets = act("targets", &[n], Dtype::U32, microbatches);
-        // Stages keep theirs by microbatch in flight: `stages` declares them.
+        // Stages keep their activations by microbatch in flight: `stages` declares them.
         let staged = pipe.is_staged();
         let x = match staged {
             true => Residual::of_last_stage(tokens),

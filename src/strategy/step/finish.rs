@@ -72,7 +72,7 @@ impl Step<'_> {
         }
     }
 
-    /// What experts do not compute, since they have no room for it, is none of the model's work.
+    /// FLOPs of rows that experts drop, having no room for them: these are none of the model's work.
     fn dropped_flops(&self) -> f64 {
         let tokens = (self.work.global_batch * self.work.seq_len) as f64;
         dropped(&self.routes) * self.model.chosen_flops_per_token() * tokens

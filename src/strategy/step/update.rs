@@ -6,7 +6,8 @@ use super::Step;
 use crate::plan::*;
 
 impl Step<'_> {
-    /// Gradients of a rank that has so many layers of each kind, and maybe the embedding and the head, begin at zero.
+    /// Sets the gradients to zero of a rank that has `counts` layers of each kind, and maybe the embedding and the
+    /// head.
     pub(in crate::strategy) fn zero_grad(&mut self, counts: &[u32], embed: bool, head: bool) {
         for (kind, &layers) in self.kinds.iter().zip(counts) {
             kind.call_fill(&mut self.b, [&self.dp, &self.edp], layers);
@@ -28,8 +29,8 @@ impl Step<'_> {
         }
     }
 
-    /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head, in the
-    /// order in which their gradients are there.
+    /// Runs Adam on the weights of a rank that has `counts` layers of each kind, and maybe the embedding and the head,
+    /// in the order in which their gradients are there.
     pub(in crate::strategy) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
         let adam = Adam::default();
         let Step { b, dp, edp, kinds, modules, muon, .. } = self;
@@ -61,10 +62,10 @@ impl Step<'_> {
     }
 }
 
-/// Weights, the ranks that hold the same, what they are called, and a slot of them.
+/// Flat weights: the ranks that hold the same, their name, their buffers, and a slot of them.
 type Flat<'s> = (&'s DataParallel, String, &'s FlatWeights, u32);
 
-/// The weights of the layers of one kind, those of the last first.
+/// The flat weights of the layers of one kind, those of the last layer first.
 fn flats_of<'s>(b: &Builder, kind: &'s Kind, [dp, edp]: [&'s DataParallel; 2], layers: u32) -> Vec<Flat<'s>> {
     let mut all: Vec<Flat> = vec![];
     for l in (0..layers).rev() {

@@ -53,7 +53,7 @@ impl Layer {
         self.residual(b, "residual1", x, s.branch, [None, None], [Some(x_out), keep.stays[0]]);
     }
 
-    /// What a state-space layer has, works in and keeps.
+    /// The weights, the workspace and the kept buffers of a state-space layer.
     fn mamba<'a>(
         &'a self,
         s: &'a Scratch,

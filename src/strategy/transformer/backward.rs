@@ -9,7 +9,7 @@ use crate::plan::{Buf, Builder, Kernel};
 use crate::spec::Mlp;
 
 impl Layer {
-    /// dx from dy, and the gradients of the layer's weights added to `g`.
+    /// dx from dy; adds the gradients of the layer's weights to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
         if self.is_chunked() {
@@ -77,7 +77,8 @@ impl Layer {
     /// dq and dkv of my tokens from d_o.
     fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved, d_o: Buf) -> (Buf, Buf) {
         if self.attends_again {
-            // Into what is kept: a checkpoint around a fused kernel saves no memory but the output's, which others need.
+            // It goes into the kept buffers: a checkpoint around a fused kernel saves no memory but the output's, which
+            // others need.
             self.core.forward(b, &s.heads().attn, keep.attn(), true);
         }
         match (&self.ulysses, &s.heads().ulysses) {
@@ -96,12 +97,12 @@ impl Layer {
         b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv])
     }
 
-    /// What tensor-parallel ranks have to add up of a layer's gradient before it is whole.
+    /// Sums the part of a layer's gradient that tensor-parallel ranks have to add up before it is whole.
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
         let acc = self.grads;
         self.tp.sum_shared(b, "shared_grad_sum", g.rows(from, to), acc);
-        // Those of heads are among them; where all tokens are everywhere, these alone are left.
+        // Weights used by heads are among them; where all tokens are everywhere, only these are left.
         let [from, to] = self.weights.by_heads();
         if to > from {
             self.tp.sum_by_heads(b, "head_grad_sum", g.rows(from, to), acc);
@@ -132,7 +133,7 @@ pub(super) struct Backward<'a> {
     pub(super) w: Flats,
     pub(super) g: Flats,
     pub(super) keep: &'a Saved,
-    /// Where gradients of a product's input are summed up.
+    /// The buffer in which gradients of a product's input are summed up.
     pub(super) sums: Buf,
 }
 
@@ -148,14 +149,14 @@ impl Backward<'_> {
         weight_grad(b, label, product, [d, x], grad, self.s.dw);
     }
 
-    /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.
+    /// Adds to the gradient of a bias, if there is one, from `rows` rows of the gradient of what it was added to.
     pub(super) fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
         let Some(r) = at else { return };
         let grad = self.g.at(r);
         b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
     }
 
-    /// The gradient of a branch from that of the sum it was added to.
+    /// The gradient of a branch, from the gradient of the sum that the branch was added to.
     pub(super) fn dropout(&self, b: &mut Builder, label: &str, stays: Option<Buf>, dy: Buf) -> Buf {
         let (Some(stays), Some(d_branch)) = (stays, self.s.d_branch) else { return dy };
         let (elems, probability) = (self.layer.norms.rows * self.layer.hidden, self.layer.dropout);
@@ -163,13 +164,14 @@ impl Backward<'_> {
         d_branch
     }
 
-    /// Rows of the gradient of a projection's input, of `cols` columns, from that of its output.
+    /// Makes rows of the gradient of a projection's input, of `cols` columns, from the gradient of its output.
     pub(super) fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
         let kernel = linear_dx(rows.count(), cols, self.layer.hidden, self.layer.fp8);
         b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
     }
 
-    /// The gradient of the network's activation, from a rank's share of that of its output, which is returned whole.
+    /// Makes the gradient of the network's activation, from a rank's share of the gradient of its output; returns the
+    /// latter whole.
     pub(super) fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
         let (l, s) = (self.layer, self.s);
         let (down, d_act) = (self.at(l.rows.down), s.network().0);
@@ -178,8 +180,8 @@ impl Backward<'_> {
         })
     }
 
-    /// From the gradients of the network's output and of its activation to that of the activation's input; returns
-    /// the last op.
+    /// Goes from the gradients of the network's output and of its activation to the gradient of the activation's input;
+    /// returns the last op.
     pub(super) fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
@@ -193,7 +195,7 @@ impl Backward<'_> {
         last
     }
 
-    /// From the gradient of the activation's output to that of its input, `n` rows of each; returns the op.
+    /// Goes from the gradient of the activation's output to that of its input, `n` rows of each; returns the op.
     pub(super) fn activation(&self, b: &mut Builder, n: u64, [gate_up, d_act, d_gate_up]: [Buf; 3]) -> u32 {
         let f = self.layer.ffn;
         let (label, kernel) = match self.layer.mlp {
@@ -204,7 +206,7 @@ impl Backward<'_> {
         b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up])
     }
 
-    /// From the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
+    /// Goes from the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
     pub(super) fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
         let (l, s) = (self.layer, self.s);
         let input = self.keep.normed2.expect("a norm before each half");
@@ -214,7 +216,7 @@ impl Backward<'_> {
         self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
     }
 
-    /// From the gradient of the experts' output to that of their input, in `d_normed`.
+    /// Goes from the gradient of the experts' output to that of their input, in `d_normed`.
     pub(super) fn experts(&self, b: &mut Builder, experts: &Experts, d_branch: Buf) {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
@@ -249,7 +251,7 @@ impl Backward<'_> {
         b.compute("gate_up_dx", kernel, &[self.s.network().1, self.at(l.rows.gate_up)], &[self.sums]);
     }
 
-    /// From the gradients of attention's output, projected and not, to that of q, k and v; returns the last op.
+    /// Goes from the gradients of attention's output, projected and not, to those of q, k and v; returns the last op.
     pub(super) fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, o) = (l.tokens(), l.hidden, l.o_row());
@@ -264,7 +266,8 @@ impl Backward<'_> {
         last
     }
 
-    /// Adds to what the network's gradient has left, where both have the same input.
+    /// Makes the gradient of the input of q, k and v; `adds`: to the network's gradient, where both have the same
+    /// input.
     pub(super) fn qkv_dx(&self, b: &mut Builder, adds: bool) {
         let l = self.layer;
         let kernel = with(linear_dx(l.tokens(), l.hidden, l.qkv_row(), l.fp8), adds, false);
@@ -272,21 +275,21 @@ impl Backward<'_> {
         b.compute("qkv_dx", kernel, &reads.collect::<Vec<_>>(), &[self.sums]);
     }
 
-    /// The output of the first norm, of `x`, where it is not kept.
+    /// Makes the output of the first norm, of `x`, again where it is not kept.
     pub(super) fn norm1_again(&self, b: &mut Builder, x: Buf) {
         if let Some(normed) = self.s.again.normed1 {
             self.layer.norms.forward(b, "norm1_again", x, self.at(self.layer.rows.norm1), normed);
         }
     }
 
-    /// The same of the second.
+    /// Makes the output of the second norm, of `x`, again where it is not kept.
     pub(super) fn norm2_again(&self, b: &mut Builder, x: Buf) {
         if let (Some(normed), Some(norm)) = (self.s.again.normed2, self.layer.rows.norm2) {
             self.layer.norms.forward(b, "norm2_again", x, self.at(norm), normed);
         }
     }
 
-    /// The rest of a parallel block, where both halves have the gradient of its output.
+    /// Ends the backward pass of a parallel block, where both halves have the gradient of its output.
     fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
         self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);

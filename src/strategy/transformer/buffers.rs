@@ -1,4 +1,4 @@
-//! What a layer keeps for its backward pass, and what every layer of a rank works in.
+//! The buffers that a layer keeps for its backward pass, and those that every layer of a rank works in.
 
 use super::super::attention;
 use super::super::expert;
@@ -12,37 +12,37 @@ use crate::plan::{Buf, Builder, Dtype, TensorKind};
 /// Activations kept for the backward pass, as buffers or as formals of a block.
 #[derive(Clone, Copy)]
 pub struct Saved {
-    /// As attention sees them: after the Ulysses exchange where there is one.
+    /// Attention's operands as it sees them: after the Ulysses exchange where there is one; `None` without attention.
     pub(super) attn: Option<attention::Saved>,
-    /// Where a mixer of tokens stands behind a norm that is not made again.
+    /// The first norm's output; `None` where no mixer of tokens stands behind it, or where it is made again.
     pub(super) normed1: Option<Buf>,
-    /// Queries and keys before their norms, where they have some.
+    /// Queries and keys before their norms; `None` where they have none.
     pub(super) raw_qk: Option<Buf>,
-    /// Between the halves of a layer, unless they stand beside each other.
+    /// The residual stream between the halves of a layer; `None` where they stand beside each other.
     pub(super) mid: Option<Buf>,
     pub(super) latent: Option<latent::Saved>,
     pub(super) mamba: Option<mamba::Saved>,
-    /// Where the second half has a norm of its own that is not made again.
+    /// The second norm's output; `None` where the second half has no norm of its own, or where it is made again.
     pub(super) normed2: Option<Buf>,
-    /// Where there is a network that every token visits, neither of them where it is gone through piece by piece; `act` where
-    /// its activation is not made again.
+    /// The input and the output of the activation of the network that every token visits; `None` without such a network
+    /// or where it is gone through piece by piece, `act` also where it is made again.
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) experts: Option<expert::Saved>,
-    /// What dropout left of each branch; in a parallel block of both together.
+    /// The elements of each branch that dropout left; in a parallel block of both branches together.
     pub(super) stays: [Option<Buf>; 2],
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
     pub(super) o: Option<Buf>,
-    /// What attention leaves is kept where the rest is computed again.
+    /// Whether attention's output is kept where the rest is computed again.
     pub(super) keeps_attention: bool,
-    /// What the experts' half leaves is made again for the backward pass: all layers have the same room for it.
+    /// Whether the experts' half is made again for the backward pass; all layers then share its buffers.
     pub(super) experts_again: bool,
 }
 
-/// What attention leaves.
+/// Names of the buffers of attention's output.
 const OF_ATTENTION: [&str; 2] = ["attn_o", "lse"];
 
-/// What the experts' half keeps besides its input.
+/// Whether a buffer of this name is one that the experts' half keeps besides its input.
 fn is_of_experts(name: &str) -> bool {
     let some = ["gate_up", "act", "router_logits", "shadow_up", "shadow_down"];
     some.contains(&name) || name.starts_with("expert_")
@@ -100,18 +100,18 @@ impl Saved {
         self.bufs_mut().into_iter().map(|(name, _)| some && OF_ATTENTION.contains(&name)).collect()
     }
 
-    /// The same as formals of the block being written, in the order of [`bufs`](Saved::bufs).
+    /// The buffers as formals of the block being written, in the order of [`bufs`](Saved::bufs).
     pub fn formals(mut self, b: &mut Builder) -> Saved {
         self.bufs_mut().into_iter().for_each(|(name, buf)| *buf = b.formal(name));
         self
     }
 
-    /// Before and behind the activation of the network that every token visits.
+    /// The buffers before and behind the activation of the network that every token visits.
     pub(super) fn network(&self) -> (Buf, Buf) {
         (self.gate_up.expect("there is a network"), self.act.expect("there is a network"))
     }
 
-    /// With what is not kept but made again in `s`.
+    /// The kept buffers, completed by those of `s` for what is made again.
     pub(super) fn with_again(&self, s: &Scratch) -> Saved {
         let experts = self.experts.zip(s.experts.as_ref()).map(|(saved, s)| saved.with_again(s));
         Saved {
@@ -137,7 +137,7 @@ impl Saved {
     }
 }
 
-/// What attention works in.
+/// The buffers that attention works in.
 pub struct Heads {
     pub(super) attn: attention::Scratch,
     pub(super) ulysses: Option<ulysses::Scratch>,
@@ -157,28 +157,28 @@ pub struct Scratch {
     pub(super) d_gate_up: Option<Buf>,
     pub(super) latent: Option<latent::Scratch>,
     pub(super) experts: Option<expert::Scratch>,
-    /// What the experts that every token visits add, beside the others.
+    /// The output of the experts that every token visits, to be added to the others'; `None` without any.
     pub(super) shared: Option<Buf>,
     pub(super) d_normed: Buf,
     pub(super) d_mid: Buf,
-    /// The gradient of a branch, where dropout makes it another than that of the sum.
+    /// The gradient of a branch, where dropout makes it differ from that of the sum; else `None`.
     pub(super) d_branch: Option<Buf>,
-    /// Rooms for all tokens' rows, where a rank has a share of them: of a product's input, of the gradient of
-    /// its output, and of partial sums.
+    /// Rooms for all tokens' rows where a rank has a share of them: of a product's input, of the gradient of its
+    /// output, and of partial sums; `None` where it has all rows anyway.
     pub(super) input: Option<Buf>,
     pub(super) d_output: Option<Buf>,
     pub(super) partial: Option<Buf>,
-    /// The largest gradient of a weight, where it is not added to the sum at once.
+    /// Room for the largest gradient of a weight; `None` where gradients are added to the sum at once.
     pub(super) dw: Option<Buf>,
     pub(super) again: Again,
 }
 
-/// What is made again for the backward pass, in place of what [`Saved`] has none of.
+/// Buffers for what is made again for the backward pass, in place of those that [`Saved`] has not.
 #[derive(Clone, Copy)]
 pub struct Again {
     pub(super) normed1: Option<Buf>,
     pub(super) normed2: Option<Buf>,
-    /// As many rows as a piece of the network has.
+    /// The input and the output of the activation, of as many rows as a piece of the network has.
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
 }
@@ -195,18 +195,18 @@ impl Scratch {
 }
 
 impl Layer {
-    /// There where a mixer of tokens stands behind a norm.
+    /// `Some` if a mixer of tokens stands behind the first norm.
     fn has_norm1(&self) -> Option<()> {
         (self.attends() || self.mamba.is_some()).then_some(())
     }
 
-    /// What attention leaves becomes values of heads in a product of its own.
+    /// Whether attention's output becomes values of heads in a product of its own.
     fn values_apart(&self) -> bool {
         self.latent.as_ref().is_some_and(|latent| latent.indexer.is_some())
     }
 
-    /// Declares what the backward pass keeps, `slots` of each: one a layer, or one in all when it is
-    /// computed again. `attention`: the slots of what attention leaves, where that is kept all the same.
+    /// Declares the buffers that the backward pass needs, `slots` of each: one a layer, or one in all when it is
+    /// computed again. `attention`: the slots for attention's output, where that is kept all the same.
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32, attention: Option<u32>) -> Saved {
         if let Some(chunk) = self.chunks.first() {
             // Queries and keys of a chunk are on their way to the host while those of the next are computed.

@@ -12,7 +12,7 @@ impl Layer {
         !self.chunks.is_empty()
     }
 
-    /// Whether its backward pass computes what it needs again by itself, chunk by chunk.
+    /// Whether the backward pass computes what it needs again by itself, chunk by chunk.
     pub fn goes_by_chunks(&self) -> bool {
         self.is_chunked()
     }
@@ -31,7 +31,7 @@ impl Layer {
         }
     }
 
-    /// `dx` is first where the outputs go that are computed again.
+    /// Runs the backward pass chunk by chunk; `dx` is used first for the outputs that are computed again.
     pub(super) fn backward_chunks(
         &self,
         b: &mut Builder,
@@ -58,7 +58,8 @@ impl Layer {
         }
     }
 
-    /// All rows at once, before chunks write theirs: what was there is not needed any more. (DeepSpeed's zeros.)
+    /// Sets all rows at once to zero before chunks write theirs; what was there is not needed any more. (DeepSpeed's
+    /// zeros.)
     fn begin(&self, b: &mut Builder, label: &str, to: Buf) {
         b.compute(label, Kernel::Fill { elems: self.residual_rows() * self.hidden }, &[], &[to]);
     }
@@ -70,7 +71,7 @@ impl Layer {
         }
     }
 
-    /// From the gradient of a chunk's output to that of its attention's, which waits in the host's memory.
+    /// Goes from the gradient of a chunk's output to that of its attention's output, which waits in the host's memory.
     fn to_attention(&self, b: &mut Builder, back: &Backward, dy: Buf, d_mid: Buf) {
         let (s, keep) = (back.s, back.keep);
         let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[1], dy);
@@ -92,7 +93,7 @@ impl Layer {
         core.keep_gradient(b, waiting, keep.attn().o, d_o);
     }
 
-    /// From the gradients of a chunk's queries, keys and values to that of its input.
+    /// Goes from the gradients of a chunk's queries, keys and values to that of its input.
     fn attention_back(&self, b: &mut Builder, back: &Backward, turn: &mut u32, [x, d_mid, dx]: [Buf; 3]) {
         let (s, keep) = (back.s, back.keep);
         let (core, waiting) = self.chunked(s);
@@ -111,7 +112,7 @@ impl Layer {
 }
 
 impl Saved {
-    /// Queries and keys of a chunk are in the slot whose turn it is.
+    /// The kept buffers with the queries and keys of a chunk in the slot whose turn it is.
     fn in_turn(&self, chunk: usize) -> Saved {
         let (mut own, slot) = (*self, chunk as u32 % 2);
         own.attn = own.attn.map(|a| attention::Saved { q: a.q.slot(slot), kv: a.kv.slot(slot), ..a });

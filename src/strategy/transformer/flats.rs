@@ -11,7 +11,7 @@ pub struct Flats {
 }
 
 impl Flats {
-    /// The same as formals of the block being written.
+    /// The tensors as formals of the block being written.
     pub fn formals(self, b: &mut Builder, name: &str) -> Flats {
         let dense = b.formal(name);
         Flats { dense, experts: self.experts.map(|_| b.formal(&format!("{name}_experts"))) }
@@ -21,7 +21,7 @@ impl Flats {
         std::iter::once(self.dense).chain(self.experts)
     }
 
-    /// What a call binds to the formals.
+    /// The arguments that a call binds to those formals.
     pub fn args(self, arg: impl Fn(Buf) -> Arg) -> Vec<Arg> {
         self.bufs().map(arg).collect()
     }
@@ -30,7 +30,7 @@ impl Flats {
         Flats { dense: self.dense.slot(slot), experts: self.experts.map(|buf| buf.slot(slot)) }
     }
 
-    /// Of what every rank of the sequence has, some rows.
+    /// Rows of the tensor that every rank of the sequence has.
     pub(super) fn at(&self, rows: Rows) -> Buf {
         self.dense.at(rows)
     }

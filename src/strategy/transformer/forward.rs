@@ -8,7 +8,7 @@ use crate::plan::{Buf, Builder, Dropout, Kernel};
 use crate::spec::Mlp;
 
 impl Layer {
-    /// x_out = layer(x), keeping what `keep` names; `again` for the backward pass.
+    /// x_out = layer(x), keeping the buffers of `keep`; `again`: it is run once more for the backward pass.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, xs: [Buf; 2], keep: &Saved, again: bool) {
         if self.is_chunked() {
             return self.forward_chunks(b, s, w, xs, keep);
@@ -16,7 +16,7 @@ impl Layer {
         self.forward_at_once(b, s, w, xs, keep, again);
     }
 
-    /// The same, not chunk by chunk; `again` for the backward pass.
+    /// [`forward`](Layer::forward) of all rows at once, not chunk by chunk.
     pub(super) fn forward_at_once(
         &self,
         b: &mut Builder,
@@ -30,7 +30,7 @@ impl Layer {
         if let Some(mixer) = self.alone {
             return self.forward_alone(b, s, w, [x, x_out], keep, again, mixer);
         }
-        // Sums over a rank's share of the columns, before they are summed over the ranks.
+        // These are sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
         let rows = &self.rows;
         self.norms.forward(b, "norm1", x, w.at(rows.norm1), keep.normed1());
@@ -68,7 +68,7 @@ impl Layer {
         );
     }
 
-    /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
+    /// Runs the feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
     /// attention's input.
     pub(super) fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
         match (self.rows.norm2, keep.normed2) {
@@ -83,7 +83,7 @@ impl Layer {
         }
     }
 
-    /// The same from a rank's share of its input.
+    /// Runs it up to its activation from a rank's share of its input.
     fn gathered_mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, normed: Buf) {
         let up = |b: &mut Builder, input, chunk| self.gate_up(b, w, keep, input, chunk);
         self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
@@ -99,7 +99,7 @@ impl Layer {
         self.activation_of(b, self.tokens(), keep.network(), which);
     }
 
-    /// The same of `n` rows.
+    /// Runs the activation on `n` rows.
     pub(super) fn activation_of(&self, b: &mut Builder, n: u64, (gate_up, act): (Buf, Buf), which: &str) {
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
@@ -109,8 +109,8 @@ impl Layer {
         b.compute(&format!("{label}{which}"), kernel, &[gate_up], &[act]);
     }
 
-    /// The experts' half of a layer, in `s.branch`: those that every token visits before, or beside the others' rows
-    /// on their way (Megatron-LM's `--moe-shared-expert-overlap`).
+    /// Runs the experts' half of a layer, into `s.branch`: the experts that every token visits come before the others,
+    /// or beside their rows on their way (Megatron-LM's `--moe-shared-expert-overlap`).
     pub(super) fn experts_forward(
         &self,
         b: &mut Builder,
@@ -125,7 +125,7 @@ impl Layer {
         self.experts_of(b, s, w, normed, keep, experts);
     }
 
-    /// The same from the norm's output.
+    /// Runs the experts' half from the norm's output.
     pub(super) fn experts_of(
         &self,
         b: &mut Builder,
@@ -173,7 +173,7 @@ impl Layer {
         b.compute(label, Kernel::Add { elems: self.residual_rows() * self.hidden, trim: None }, &[to, shared], &[to]);
     }
 
-    /// Rows of the residual stream to `cols` columns.
+    /// Projects rows of the residual stream to `cols` columns.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn linear_in(
         &self,
@@ -190,7 +190,7 @@ impl Layer {
         b.compute(&rows.label(label), kernel, &reads, &[rows.of(y)]);
     }
 
-    /// Rows of `cols` columns to the residual stream, as sums that other ranks' may be added to.
+    /// Projects rows of `cols` columns to the residual stream, as sums that other ranks' sums may be added to.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn linear_out(
         &self,
@@ -207,7 +207,7 @@ impl Layer {
         b.compute(&rows.label(label), kernel, &reads, &[rows.of(sums)]);
     }
 
-    /// y = x + branch + biases, and what dropout left of the branch.
+    /// y = x + branch + biases; notes which elements of the branch dropout left.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn residual(
         &self,
@@ -235,7 +235,7 @@ impl Layer {
         Dropout { probability: self.dropout, salt, segs: self.segs.clone(), share }
     }
 
-    /// The output of attention from the first norm's; returns what the projection was given, all rows of it.
+    /// Runs attention from the first norm's output; returns the input of the projection, all rows of it.
     pub(super) fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, again: bool) -> Buf {
         let (attn, room) = (keep.attn(), s.heads());
         let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &room.ulysses, keep.o) else {
@@ -253,14 +253,14 @@ impl Layer {
         input
     }
 
-    /// o, lse from q and kv; what is kept is there by now.
+    /// o, lse from q and kv; a kept output is there by now.
     fn attend(&self, b: &mut Builder, s: &Scratch, keep: &Saved, again: bool) {
         if !(again && self.keeps_attention) {
             self.core.forward(b, &s.heads().attn, keep.attn(), again);
         }
     }
 
-    /// Queries, keys and values of my tokens.
+    /// Makes queries, keys and values of my tokens.
     fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
         let rows = &self.rows;
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {

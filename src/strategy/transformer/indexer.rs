@@ -15,12 +15,12 @@ use crate::plan::sparse::{SparseKernel, Turn};
 use crate::plan::{Buf, Builder, Dtype, Kernel, TensorKind};
 use crate::spec::{IndexerSpec, LlmSpec};
 
-/// Rows of the flat weight tensor.
+/// The places of the indexer's weights among the rows of the flat weight tensor.
 #[derive(Clone, Copy)]
 pub struct WeightRows {
     q: Rows,
     k: Rows,
-    /// Weight and bias.
+    /// Weight and bias of the norm.
     norm: Rows,
     heads: Rows,
 }
@@ -46,13 +46,13 @@ pub struct Indexer {
     pub q_lora: u64,
     pub hidden: u64,
     pub tokens: u64,
-    /// Of a head of its queries; keys have one.
+    /// How a head of its queries turns; keys have one head.
     pub turn: Turn,
     pub dtype: Dtype,
     pub fp8: bool,
 }
 
-/// Keys before their norm.
+/// The keys before their norm, kept for the backward pass.
 #[derive(Clone, Copy)]
 pub struct Saved {
     down: Buf,
@@ -83,7 +83,8 @@ impl Indexer {
         b.compute(label, Kernel::Sparse(SparseKernel::Turn { turn, backward }), &[x], &[x]);
     }
 
-    /// From the layer's normed input and the compressed queries; with `again` index queries alone.
+    /// Makes index queries, keys and weights from the layer's normed input and the compressed queries; with `again`
+    /// only the queries.
     pub fn forward(&self, b: &mut Builder, w: Flats, [x, latent]: [Buf; 2], keep: &Saved, to: Index, again: bool) {
         let (n, h, IndexerSpec { heads, head_dim: d, .. }) = (self.tokens, self.hidden, self.spec);
         b.compute("index_q", linear(n, heads * d, self.q_lora, self.fp8), &[latent, w.at(self.rows.q)], &[to.q]);
@@ -98,7 +99,7 @@ impl Indexer {
         b.compute("index_w", linear(n, heads, h, false), &[x, w.at(self.rows.heads)], &[to.w]);
     }
 
-    /// Adds the gradients of its weights to `g`, from those of its queries, keys and weights of heads.
+    /// Adds the gradients of the indexer's weights to `g`, from those of its queries, keys and weights of heads.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
@@ -116,7 +117,7 @@ impl Indexer {
         self.turned(b, "index_q_rope_bwd", heads, d_q, true);
         dw(b, "index_q_dw", [heads * d, self.q_lora], self.fp8, [d_q, latent], self.rows.q);
         self.turned(b, "index_k_rope_bwd", 1, d_k, true);
-        // A norm adds its gradient to that of what goes beside it, of which there is none.
+        // A norm adds its gradient to that of a branch beside it, of which there is none here.
         b.compute("index_k_zero", Kernel::Fill { elems: n * d }, &[], &[s.d_down]);
         let norm = Kernel::LayerNormBwd { rows: n, cols: d, eps: IndexerSpec::NORM_EPS, bias: true };
         let [weight, grad] = [w, g].map(|flat| flat.at(self.rows.norm));

@@ -21,9 +21,9 @@ use crate::plan::sparse::{Half, HeadProduct, Product, SparseKernel, Turn};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
 use crate::spec::{Documents, LlmSpec, MlaSpec, Parallelism, RopeScaling, Workload};
 
-/// Rows of the flat weight tensor.
+/// The places of the weights among the rows of the flat weight tensor.
 pub struct WeightRows {
-    /// Down, and the norm behind it; none where queries are projected at once.
+    /// The matrix down and the norm behind it; `None` where queries are projected at once.
     q: Option<[Rows; 2]>,
     kv: [Rows; 2],
     q_up: Rows,
@@ -31,7 +31,7 @@ pub struct WeightRows {
     indexer: Option<indexer::WeightRows>,
 }
 
-/// What every rank has of them, before what is cut.
+/// The places of those weights that every rank has, which stand before those that are cut.
 pub struct Whole {
     q: Option<[Rows; 2]>,
     kv: [Rows; 2],
@@ -68,13 +68,13 @@ impl Whole {
 pub struct Latent {
     pub mla: MlaSpec,
     pub rows: WeightRows,
-    /// This rank's.
+    /// Heads of this rank.
     pub heads: u64,
     pub hidden: u64,
     pub theta: f64,
     pub scaling: Option<RopeScaling>,
     pub batch: u64,
-    /// Tokens of a microbatch on this rank, and those between the products.
+    /// Tokens of a microbatch on this rank, and those of them between the products.
     pub tokens: u64,
     pub share: u64,
     pub segs: Segs,
@@ -82,9 +82,10 @@ pub struct Latent {
     pub dtype: Dtype,
     pub tp: TensorParallel,
     pub fp8: bool,
-    /// What is made of the compressed rows is made again for the backward pass.
+    /// Whether q, k and v are made again from the compressed rows for the backward pass.
     pub again: bool,
-    /// Chooses keys: heads are absorbed then, the key of all being what is compressed.
+    /// The indexer that chooses keys: heads are absorbed then, and all share one key, which is the compressed row;
+    /// `None`: all keys are seen.
     pub indexer: Option<Indexer>,
 }
 
@@ -99,10 +100,10 @@ pub struct Squeezed {
 pub struct Saved {
     q: Option<Squeezed>,
     kv: Squeezed,
-    /// Queries of heads, turned, before they are absorbed; and what the indexer keeps.
+    /// Queries of heads, turned, before they are absorbed; and the buffers that the indexer keeps.
     heads: Option<Buf>,
     index: Option<indexer::Saved>,
-    /// What is behind the norms is not kept; nor are queries, keys and values.
+    /// Whether buffers behind the norms, and queries, keys and values, are not kept but made again.
     pub(super) again: bool,
 }
 
@@ -120,10 +121,11 @@ impl Saved {
     }
 }
 
-/// What is made of the compressed rows, by the names of its tensors.
+/// Names of the tensors that are made again from the compressed rows.
 pub(super) const MADE_AGAIN: [&str; 6] = ["q", "kv", "q_latent", "kv_latent", "q_heads", INDEX_Q];
 
-/// What goes up: the compressed queries, keys and values, and the turned part of the keys, or gradients of theirs.
+/// The three things that are projected up: compressed queries, compressed keys and values, and the turned part of the
+/// keys; or gradients of theirs.
 struct Three<T> {
     q: Option<T>,
     kv: T,
@@ -133,26 +135,27 @@ struct Three<T> {
 pub struct Scratch {
     q: Buf,
     kv: Buf,
-    /// The turned part of the keys, of my share of the tokens.
+    /// The turned part of the keys, for my share of the tokens.
     k: Buf,
     d_q: Buf,
     d_kv: Buf,
-    /// Gradients behind the norms, of my share of the tokens, and before them.
+    /// Gradients behind the norms, for my share of the tokens, and before the norms.
     d_normed: Three<Buf>,
     d_down: [Option<Buf>; 2],
     /// Rooms for all tokens' rows, and for sums of their gradients.
     rooms: Three<Option<Buf>>,
     sums: Three<Option<Buf>>,
-    /// The gradient of what attention leaves, compressed, and what the indexer works in.
+    /// The gradient of attention's output, compressed; and the buffers that the indexer works in.
     d_values: Option<Buf>,
     index: Option<indexer::Scratch>,
 }
 
-/// Room for the input of the layer, or for sums of its gradient, where a rank has a share of the rows.
+/// Room for the input of the layer, or for sums of its gradient; `None` where a rank has all rows anyway.
 pub type Room = Option<Buf>;
 
 impl Latent {
-    /// `seq`: tokens of one sequence on this rank; `share`: those of a microbatch between the products.
+    /// Latent attention of a layer. `seq`: tokens of one sequence on this rank; `share`: those of a microbatch between
+    /// the products.
     pub fn new(
         (mla, rows): (MlaSpec, WeightRows),
         model: &LlmSpec,
@@ -205,7 +208,7 @@ impl Latent {
         self.mla.nope_dim + self.mla.rope_dim
     }
 
-    /// Columns of all queries here, and of keys and values as they come up.
+    /// Columns of all queries of this rank, and of keys and values as they are projected up.
     fn ups(&self) -> [u64; 2] {
         [self.heads * self.qk(), self.heads * (self.mla.nope_dim + self.mla.v_dim)]
     }
@@ -268,8 +271,8 @@ impl Latent {
         Kernel::LatentNorm { rows: self.share, cols, rest, eps: MlaSpec::NORM_EPS }
     }
 
-    /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input; `again` from what is
-    /// compressed, for the backward pass.
+    /// Makes q and kv in `to` as attention takes them, for my heads; `x` is my share of the layer's normed input; with
+    /// `again` from the compressed rows, for the backward pass.
     #[allow(clippy::too_many_arguments)]
     pub fn forward(
         &self,
@@ -286,14 +289,14 @@ impl Latent {
         self.index(b, w, x.0, keep, index, again);
     }
 
-    /// What the indexer is given, where there is one.
+    /// Makes the indexer's input, if there is an indexer.
     fn index(&self, b: &mut Builder, w: Flats, x: Buf, keep: &Saved, to: Option<Index>, again: bool) {
         if let (Some(indexer), Some(saved), Some(q), Some(to)) = (&self.indexer, &keep.index, keep.q, to) {
             indexer.forward(b, w, [x, q.normed], saved, to, again);
         }
     }
 
-    /// Adds the gradients of the indexer's weights, from those of what it was given.
+    /// Adds the gradients of the indexer's weights, from those of its queries, keys and weights of heads.
     pub fn index_backward(
         &self,
         b: &mut Builder,
@@ -314,7 +317,7 @@ impl Latent {
         Kernel::Sparse(SparseKernel::Product(HeadProduct { rows, heads, lora, nope, rope, v, half, product }))
     }
 
-    /// The part of every head's query that is turned, or of the key of all.
+    /// The part of every head's query that turns, or of the one key of all heads.
     fn part_turn(&self, heads: u64, before: u64) -> Turn {
         Turn {
             segs: self.segs.clone(),
@@ -338,14 +341,14 @@ impl Latent {
         Kernel::Sparse(SparseKernel::Join { turn: self.part_turn(1, self.mla.kv_lora), backward })
     }
 
-    /// Values of heads from what attention leaves, where that is compressed.
+    /// Makes values of heads from attention's output, where that is compressed.
     pub fn values(&self, b: &mut Builder, w: Flats, from: Buf, to: Buf) {
         if self.indexer.is_some() {
             b.compute("values", self.product(Half::Value, Product::Forward), &[from, w.at(self.rows.kv_up)], &[to]);
         }
     }
 
-    /// The gradient of what attention leaves, from that of values of heads.
+    /// The gradient of attention's output, from that of the values of heads.
     pub fn values_backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], o: Buf, d_o: Buf) -> Buf {
         let Some(to) = s.d_values else { return d_o };
         let [weight, grad] = [w, g].map(|flat| flat.at(self.rows.kv_up));
@@ -403,8 +406,8 @@ impl Latent {
         b.compute("rope", self.turn(false), &[s.q, s.kv, k], &to);
     }
 
-    /// The gradient of my share of the layer's normed input in `dx`, and the weights' added to `g`. `room` and `sums`
-    /// are for all rows of the input and of its gradient.
+    /// Makes the gradient of my share of the layer's normed input in `dx`; adds the weights' gradients to `g`. `room`
+    /// and `sums` are for all rows of the input and of its gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
@@ -459,8 +462,8 @@ impl Backward<'_> {
         [self.w, self.g].map(|flat| flat.at(r))
     }
 
-    /// From the gradient of `cols` columns to that of `width`, summed over the ranks' heads; `d` is the one, room for
-    /// sums of the other, and my share of it.
+    /// Goes from the gradient of `cols` columns to that of `width`, summed over the ranks' heads; `d` are the former,
+    /// room for sums of the latter, and my share of these.
     #[allow(clippy::too_many_arguments)]
     fn up(
         &self,
@@ -487,7 +490,7 @@ impl Backward<'_> {
         b.compute(label, kernel, &reads, &[dx, g]);
     }
 
-    /// To the gradient of the layer's normed input, which it adds to or begins.
+    /// Goes to the gradient of the layer's normed input, which it adds to or begins.
     #[allow(clippy::too_many_arguments)]
     fn down(&self, b: &mut Builder, label: &str, cols: u64, at: Rows, x: Buf, [d, dx]: [Buf; 2], adds: bool) {
         let (l, [w, g]) = (self.latent, self.both(at));

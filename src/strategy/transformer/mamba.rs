@@ -22,10 +22,10 @@ use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::{Buf, Builder, Dtype, Kernel, TensorKind};
 use crate::spec::{LlmSpec, MambaSpec, Workload};
 
-/// Rows of the flat weight tensor.
+/// The places of the weights among the rows of the flat weight tensor.
 pub struct WeightRows {
     pub in_proj: Rows,
-    /// Taps, the bias behind them.
+    /// Taps of the convolution, and its bias behind them.
     conv: Rows,
     /// dt's bias, A and D.
     heads: Rows,
@@ -49,7 +49,7 @@ impl WeightRows {
 }
 
 pub struct Mamba {
-    /// This tensor-parallel rank's heads and groups.
+    /// The mixer with this tensor-parallel rank's heads and groups.
     pub spec: MambaSpec,
     pub rows: WeightRows,
     pub batch: u64,
@@ -57,20 +57,20 @@ pub struct Mamba {
     pub seq: u64,
     pub eps: f64,
     pub dtype: Dtype,
-    /// Of the gradients of weights.
+    /// Dtype of the gradients of weights.
     pub grads: Dtype,
-    /// Where ranks share a sequence.
+    /// The exchange around the scan where ranks share a sequence; else `None`.
     pub spread: Option<Spread>,
 }
 
 #[derive(Clone, Copy)]
 pub struct Saved {
-    /// As the scan sees them: after the exchange where there is one.
+    /// The first projection's output as the scan sees it: after the exchange where there is one.
     proj: Buf,
     y: Buf,
-    /// What the gate left, where the norm does not stand beside it.
+    /// The gated output of the scan, where the norm does not stand beside the gate; else `None`.
     gated: Option<Buf>,
-    /// What the last projection is given.
+    /// The input of the last projection.
     pub normed: Buf,
 }
 
@@ -86,14 +86,14 @@ pub struct Scratch {
     xbc: Buf,
     d_xbc: Buf,
     d_y: Buf,
-    /// The gradient of what the last projection was given.
+    /// The gradient of the last projection's input.
     pub d_normed: Buf,
     d_proj: Buf,
     spread: Option<spread::Scratch>,
 }
 
 impl Mamba {
-    /// `tp` ranks share the heads; `seq`: tokens of one sequence on this rank.
+    /// A mixer whose heads `tp` ranks share. `seq`: tokens of one sequence on this rank.
     pub fn new(
         (spec, rows): (MambaSpec, WeightRows),
         model: &LlmSpec,
@@ -111,7 +111,7 @@ impl Mamba {
         self.batch * self.seq
     }
 
-    /// Tokens that a scan goes through, and the heads and groups of which.
+    /// Tokens that a scan goes through, and the mixer with the heads and groups that it has there.
     fn scanned(&self) -> (u64, MambaSpec) {
         let ranks = self.spread.as_ref().map_or(1, Spread::ranks);
         (self.seq * ranks, self.spec.share(ranks))
@@ -147,17 +147,17 @@ impl Mamba {
         Kernel::Ssm(SsmKernel { batch: self.batch, seq, mamba, op })
     }
 
-    /// What the first projection makes of the tokens here.
+    /// The first projection's output for the tokens of this rank.
     pub fn proj(&self, s: &Scratch, keep: &Saved) -> Buf {
         s.spread.as_ref().map_or(keep.proj, |s| s.proj)
     }
 
-    /// The gradient of that.
+    /// The gradient of the first projection's output.
     pub fn d_proj(&self, s: &Scratch) -> Buf {
         s.spread.as_ref().map_or(s.d_proj, |s| s.d_proj)
     }
 
-    /// From [`proj`](Mamba::proj) to `keep.normed`.
+    /// Goes from [`proj`](Mamba::proj) to `keep.normed`.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved) {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.forward_spread(b, s, w, keep, (spread, spread_s));
@@ -168,7 +168,8 @@ impl Mamba {
         b.compute("gated_norm", norm, &[keep.y, keep.proj, w.at(self.rows.norm)], &[keep.normed]);
     }
 
-    /// From `s.d_normed` to [`d_proj`](Mamba::d_proj), and the weights' gradients added to `g`; returns the last op.
+    /// Goes from `s.d_normed` to [`d_proj`](Mamba::d_proj), and adds the weights' gradients to `g`; returns the last
+    /// op.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], keep: &Saved) -> u32 {
         if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
             return self.backward_spread(b, s, [w, g], keep, (spread, spread_s));
@@ -183,7 +184,7 @@ impl Mamba {
         self.scan_bwd(b, s, keep, [conv, d_conv], both(self.rows.heads))
     }
 
-    /// From `s.d_y` to `s.d_proj`, but for its z, and the gradients of weights added to.
+    /// Goes from `s.d_y` to `s.d_proj` without its z, and adds the gradients of weights.
     fn scan_bwd(
         &self,
         b: &mut Builder,

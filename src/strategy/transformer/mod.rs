@@ -36,12 +36,12 @@ use weights::WeightRows;
 
 /// Everything a layer's ops need to know.
 pub struct Layer {
-    /// The layer of each chunk of the sequence, where it goes chunk by chunk.
+    /// The layer of each chunk of the sequence, where it goes chunk by chunk; else empty.
     chunks: Vec<Layer>,
     pub hidden: u64,
     heads: u64,
     kv_heads: u64,
-    /// Tensor-parallel ranks that have the same ones.
+    /// Tensor-parallel ranks that have the same KV heads.
     kv_copies: u64,
     head_dim: u64,
     /// Elements of a head's value.
@@ -55,7 +55,7 @@ pub struct Layer {
     scaling: Option<RopeScaling>,
     rotary: Option<u64>,
     parallel: bool,
-    /// What it is, where it is no more than one mixer.
+    /// The one mixer of a hybrid's single-mixer layer; `None`: the layer has attention and an MLP.
     alone: Option<Mixer>,
     dropout: f64,
     batch: u64,
@@ -64,36 +64,35 @@ pub struct Layer {
     /// Where those tokens stand in the sequence.
     pub segs: Segs,
     pub core: Core,
-    /// The backward pass begins with the kernel of attention run again (see [`Recompute::Selective`]).
+    /// Whether the backward pass begins with the kernel of attention run again (see [`Recompute::Selective`]).
     attends_again: bool,
-    /// Where the layer is computed again, attention is not, whose output is kept.
+    /// Whether attention's output is kept, and attention not run again, where the rest of the layer is computed again.
     pub keeps_attention: bool,
-    /// `None` when the Ulysses degree is 1.
+    /// The exchange around attention; `None` when the Ulysses degree is 1.
     ulysses: Option<Ulysses>,
-    /// In place of one projection to q, k and v.
+    /// Latent attention in place of one projection to q, k and v; `None`: that projection.
     latent: Option<Latent>,
     mamba: Option<Mamba>,
     dtype: Dtype,
-    /// Of the gradients of weights.
+    /// Dtype of the gradients of weights.
     pub grads: Dtype,
     pub tp: TensorParallel,
     fp8: bool,
     rows: WeightRows,
     pub(in crate::strategy) weights: Weights,
-    /// Beside the network, which is then the experts that every token visits.
+    /// The experts; the network beside them is then the experts that every token visits. `None` without experts.
     pub experts: Option<Experts>,
     overlap_shared: bool,
     pub add_grads: bool,
     pub wide_loss: bool,
     /// Pieces of a microbatch that the loss goes through; 0: all at once.
     pub loss_chunks: u64,
-    /// Pieces of a microbatch that the network goes through, where it does not take all at once, and again in the backward
-    /// pass.
+    /// Pieces of a microbatch that the network goes through, and again in the backward pass; `None`: all at once.
     mlp_chunks: Option<u64>,
-    /// The output of the activation is made again, and those of norms.
+    /// Whether the output of the activation is made again for the backward pass, and the outputs of norms.
     act_again: bool,
     norms_again: bool,
-    /// The experts' half keeps its input alone, and runs again in the backward pass.
+    /// Whether the experts' half keeps its input alone, and runs again in the backward pass.
     experts_again: bool,
 }
 
@@ -139,7 +138,7 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
     }
 }
 
-/// Attention over whole sequences of a microbatch, with this tensor-parallel rank's heads.
+/// The attention of a microbatch's whole sequences, with this tensor-parallel rank's heads.
 fn attention(model: &LlmSpec, work: &Workload, tp: &TensorParallel) -> AttentionSpec {
     AttentionSpec {
         batch: work.micro_batch,
@@ -238,7 +237,7 @@ impl Layer {
         }
     }
 
-    /// Chunks that it goes through the sequence in.
+    /// Chunks of the sequence that the layer goes through one by one; 1: all at once.
     pub fn chunk_count(&self) -> u64 {
         self.chunks.len().max(1) as u64
     }
@@ -248,12 +247,12 @@ impl Layer {
         self.batch * self.seq
     }
 
-    /// Of those, the ones that this rank has between the products.
+    /// The number of tokens that this rank has between the products.
     pub fn residual_rows(&self) -> u64 {
         self.tp.share(self.tokens())
     }
 
-    /// Whether it has attention.
+    /// Whether the layer has attention.
     fn attends(&self) -> bool {
         self.alone.is_none_or(|mixer| mixer == Mixer::Attention)
     }

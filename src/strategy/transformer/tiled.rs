@@ -10,7 +10,7 @@ use super::buffers::{Saved, Scratch};
 use super::{Flats, Layer, linear_dw, linear_dx, weight_grad};
 use crate::plan::{Buf, Builder};
 
-/// Rows of one piece: those of buffers that have all tokens', and as many of a room for a piece.
+/// Rows of one piece: in buffers that have all tokens' rows, and in a room that is as large as a piece.
 struct Piece {
     rows: [u64; 2],
     is_all: bool,
@@ -36,7 +36,7 @@ impl Layer {
         self.mlp_chunks.is_some()
     }
 
-    /// Rows of the largest piece; all of them where there is one.
+    /// Rows of the largest piece; all rows where there is one piece.
     pub(super) fn piece_rows(&self) -> u64 {
         self.tokens().div_ceil(self.mlp_chunks.unwrap_or(1))
     }
@@ -49,7 +49,7 @@ impl Layer {
         })
     }
 
-    /// The network's output in `s.branch`, from a norm of `mid`.
+    /// Makes the network's output in `s.branch`, from a norm of `mid`.
     pub(super) fn tiled_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, mid: Buf, keep: &Saved, sums: Buf) {
         let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
         let down = w.at(self.rows.down);
@@ -64,7 +64,7 @@ impl Layer {
         self.tp.reduce(b, "down_reduce", sums, s.branch);
     }
 
-    /// A piece of the network up to its activation, which is returned.
+    /// Runs a piece of the network up to its activation, whose output it returns.
     fn piece_in(&self, b: &mut Builder, w: Flats, keep: &Saved, piece: &Piece, input: Buf, which: &str) -> Buf {
         let (gate_up, act) = keep.network();
         let (gate_up, act) = (piece.room(gate_up), piece.room(act));
@@ -78,7 +78,7 @@ impl Layer {
 }
 
 impl Backward<'_> {
-    /// From the gradient of the network's output to that of its input, in `d_normed`.
+    /// Goes from the gradient of the network's output to that of its input, in `d_normed`.
     pub(super) fn tiled_network(&self, b: &mut Builder, d_branch: Buf) {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (h, f) = (l.hidden, l.ffn);

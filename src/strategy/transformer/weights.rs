@@ -6,11 +6,11 @@ use super::super::weights::{Rows, Weights};
 use super::{latent, mamba, width};
 use crate::spec::{LlmSpec, Mixer, Mlp};
 
-/// Rows of the flat weight tensor of a layer.
+/// The places of a layer's weights among the rows of its flat weight tensor.
 #[derive(Default)]
 pub(super) struct WeightRows {
     pub norm1: Rows,
-    /// `None`: attention's serves, in a parallel block.
+    /// The second norm; `None`: attention's norm serves for it, in a parallel block.
     pub norm2: Option<Rows>,
     pub o_bias: Option<Rows>,
     pub down_bias: Option<Rows>,
@@ -21,11 +21,11 @@ pub(super) struct WeightRows {
     pub up_bias: Option<Rows>,
     pub down: Rows,
     pub router: Option<Rows>,
-    /// Of queries and keys, head by head.
+    /// Norms of queries and keys, head by head; `None` without such norms.
     pub head_norms: Option<Rows>,
-    /// In place of `qkv`.
+    /// The weights of latent attention in place of `qkv`; `None` without it.
     pub latent: Option<latent::WeightRows>,
-    /// Of experts that work on fewer columns: to these, and back.
+    /// Projections for experts that work on fewer columns: to these, and back; else `None`.
     pub squeezed: Option<[Rows; 2]>,
     pub mamba: Option<mamba::WeightRows>,
 }
@@ -62,13 +62,13 @@ fn alone(model: &LlmSpec, tp: &TensorParallel, norms: &Norms, mixer: Mixer) -> (
     (rows, w)
 }
 
-/// Ranks that have the same part of q, of k and of v.
+/// Number of ranks that have the same part of q, of k and of v.
 fn copies(model: &LlmSpec, tp: &TensorParallel) -> [u64; 3] {
     let (_, copies) = tp.kv_heads(model.attended_kv_heads());
     [1, copies, copies]
 }
 
-/// Names of the network that every token visits.
+/// The names of the weights of the network that every token visits.
 fn network(model: &LlmSpec) -> [&'static str; 2] {
     let up = match (model.mlp == Mlp::SwiGlu, model.moe) {
         (true, Some(_)) => "mlp.shared_experts.gate_up_proj.weight",

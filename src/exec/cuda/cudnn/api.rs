@@ -57,7 +57,7 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// What a call came to that did not succeed.
+/// A call that did not succeed, and what it came to.
 #[derive(Debug)]
 pub struct Failed {
     status: Status,
@@ -125,7 +125,7 @@ impl Api {
     }
 }
 
-/// What executes plans on the GPU whose context this thread had as it was made.
+/// A handle of cuDNN: executes plans on the GPU whose context this thread had as the handle was made.
 #[derive(Debug)]
 pub struct Handle {
     api: Rc<Api>,
@@ -161,10 +161,10 @@ impl Drop for Handle {
     }
 }
 
-/// What an attribute is told.
+/// The value of an attribute.
 pub enum Value<'a> {
     DataType(i32),
-    /// Of the enumeration that the first number names.
+    /// A value of the enumeration that the first number names.
     Mode(i32, i32),
     Flag(bool),
     Ints(&'a [i64]),
@@ -175,7 +175,8 @@ pub enum Value<'a> {
     Handle(&'a Handle),
 }
 
-/// Owned; what it was told of may be dropped before it, since the library holds on to that.
+/// A descriptor of the backend, owned. Descriptors that it was told of may be dropped before it, since the library
+/// holds on to them.
 #[derive(Debug)]
 pub struct Descriptor {
     api: Rc<Api>,

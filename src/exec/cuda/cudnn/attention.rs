@@ -19,7 +19,8 @@ pub fn graph(api: &Rc<Api>, sdpa: &Sdpa) -> Called<Whole> {
     on.graph.finish()
 }
 
-/// What a hidden score becomes: until 9.10 the masks of the library are looked for with the least float there is.
+/// The number that a hidden score becomes: until 9.10 the masks of the library are looked for with the least float
+/// there is.
 fn hidden(api: &Api) -> f32 {
     if api.version() < 91_000 { f32::MIN } else { f32::NEG_INFINITY }
 }
@@ -31,7 +32,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Of so many rows, the heads of a row side by side.
+    /// The shape of rows, the heads of a row side by side.
     fn rows(&self, side: usize, heads: u64, cols: u64, row: u64) -> Shape {
         let (batch, rows, pitch) = (self.of.batch, self.of.rows[side], self.of.pitch[side]);
         Shape { dims: [batch, heads, rows, cols], strides: [pitch * row, cols, row, 1] }
@@ -46,7 +47,7 @@ impl Writer<'_> {
         self.rows(1, self.of.heads[1], cols, self.of.kv_row())
     }
 
-    /// A number for every query and key, and for every query.
+    /// Shapes with a number for every query and key, and for every query.
     fn scores(&self) -> Shape {
         let [queries, keys] = self.of.rows;
         Shape::packed([self.of.batch, self.of.heads[0], queries, keys])
@@ -131,7 +132,7 @@ impl Writer<'_> {
         let both = self.zip(pointwise::MUL, d_o, o, Shape::packed(self.queries(dv).dims))?;
         let sum = self.float(sums)?;
         let sum = self.graph.reduce(reduce::ADD, both, sum)?;
-        // Where dropout's factor would be.
+        // One in place of dropout's factor.
         let one = self.graph.float(1.0)?;
         let delta = self.graph.zip(pointwise::MUL, sum, one, delta)?;
 

@@ -27,13 +27,13 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// One row behind the other.
+    /// The shape of rows one behind the other.
     pub fn packed(dims: [u64; 4]) -> Shape {
         let [_, heads, rows, cols] = dims;
         Shape { dims, strides: [heads * rows * cols, rows * cols, cols, 1] }
     }
 
-    /// The same numbers, rows as columns.
+    /// The shape with rows and columns exchanged, over the numbers where they are.
     pub fn transposed(self) -> Shape {
         let swap = |[a, b, c, d]: [u64; 4]| [a, b, d, c];
         Shape { dims: swap(self.dims), strides: swap(self.strides) }
@@ -50,7 +50,7 @@ pub struct Graph {
     pub bound: Vec<(i64, Bound)>,
 }
 
-/// Every address that plans come to is a multiple of 16; those of single numbers, of four.
+/// Alignment, bytes: every address that plans come to is a multiple of 16; those of single numbers, of four.
 const WIDE: i64 = 16;
 const NARROW: i64 = 4;
 
@@ -79,12 +79,12 @@ impl Graph {
         Ok(Tensor(self.tensors.len() - 1))
     }
 
-    /// What is in memory when the graph is executed.
+    /// A tensor that is in memory when the graph is executed.
     pub fn operand(&mut self, shape: Shape, dtype: i32) -> Called<Tensor> {
         self.tensor(shape, dtype, Some(Bound::Operand))
     }
 
-    /// What only the graph knows.
+    /// An intermediate tensor, which only the graph knows.
     pub fn between(&mut self, shape: Shape, dtype: i32) -> Called<Tensor> {
         self.tensor(shape, dtype, None)
     }
@@ -168,7 +168,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// Along whatever `to` has less of.
+    /// Reduces x along whatever dims `to` has less of.
     pub fn reduce(&mut self, operator: i32, x: Tensor, to: Tensor) -> Called<Tensor> {
         let about = Descriptor::new(&self.api, kind::REDUCTION)?;
         about.set(attribute::REDUCTION_OPERATOR, Value::Mode(of::REDUCTION_OPERATOR, operator))?;
@@ -179,7 +179,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// The same numbers by other sizes and steps.
+    /// The numbers of x by other sizes and steps.
     pub fn reshape(&mut self, x: Tensor, to: Tensor) -> Called<Tensor> {
         self.op(kind::RESHAPE_OP, &[(attribute::RESHAPE_OP_X, x), (attribute::RESHAPE_OP_Y, to)], None)?;
         Ok(to)

@@ -26,17 +26,17 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub struct Cudnn {
     api: Rc<Api>,
-    /// Of the GPU that plans are for.
+    /// The properties of the GPU that plans are for.
     device: Descriptor,
     plans: RefCell<FxHashMap<Sdpa, Option<Rc<Plan>>>>,
-    /// Whether what it does not take is an error.
+    /// Whether a shape that it does not take is an error.
     strict: bool,
 }
 
-/// The oldest with descriptions of devices (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
+/// The oldest version with descriptions of devices (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 const OLDEST: usize = 90_800;
 
-/// Backward passes of these are known to be wrong (cudnn-frontend says so, and refuses them).
+/// Versions whose backward passes are known to be wrong (cudnn-frontend says so, and refuses them).
 const WRONG_BACKWARD: [usize; 2] = [91_000, 91_001];
 
 impl Cudnn {
@@ -49,15 +49,15 @@ impl Cudnn {
         }
     }
 
-    /// For the GPU of this thread's context. Errors: cuDNN is not on this machine, is too old, or cannot begin.
+    /// cuDNN for the GPU of this thread's context. Errors: it is not on this machine, is too old, or cannot begin.
     pub fn new(strict: bool) -> Result<Cudnn> {
         let api = recent()?;
         let handle = Handle::new(&api)?;
         Cudnn::of(api, Value::Handle(&handle), attribute::DEVICE_HANDLE, strict)
     }
 
-    /// For a GPU that need not be there, by the properties that cuDNN writes of one, in JSON: what has no plans there has
-    /// none on such a GPU. Nothing can be executed.
+    /// cuDNN for a GPU that need not be there, by the properties that cuDNN writes of one, in JSON: a shape that has no
+    /// plan here has none on such a GPU. Nothing can be executed.
     pub fn without_gpu(properties: &str, strict: bool) -> Result<Cudnn> {
         Cudnn::of(recent()?, Value::Text(properties.as_bytes()), attribute::DEVICE_JSON, strict)
     }
@@ -71,7 +71,7 @@ impl Cudnn {
         Ok(Cudnn { api, device, plans: RefCell::default(), strict })
     }
 
-    /// What executes plans on the GPU of this thread's context.
+    /// The seat that executes plans on the GPU of this thread's context.
     pub fn seat(&self) -> Result<Seat> {
         Ok(Seat(Handle::new(&self.api)?))
     }
@@ -92,7 +92,7 @@ impl Cudnn {
         Ok(made)
     }
 
-    /// The first that the library proposes and can finish.
+    /// The first plan that the library proposes and can finish.
     fn planned(&self, sdpa: &Sdpa) -> std::result::Result<Plan, Failed> {
         let whole = attention::graph(&self.api, sdpa)?;
         let asked = Descriptor::new(&self.api, kind::HEURISTICS)?;
@@ -121,7 +121,7 @@ impl Cudnn {
     }
 }
 
-/// Of which the first that works is taken.
+/// Plans that the library is asked to propose, of which the first that works is taken.
 const PROPOSALS: usize = 4;
 
 impl Fused for Cudnn {
@@ -137,7 +137,7 @@ impl Fused for Cudnn {
     }
 }
 
-/// What can be executed, with the graph that it came from.
+/// A plan of the library, which can be executed, with the graph that it came from.
 #[derive(Debug)]
 struct Plan {
     plan: Descriptor,
@@ -180,7 +180,7 @@ impl Seat {
     }
 }
 
-/// Errors: there is no cuDNN, or none with descriptions of devices.
+/// The library. Errors: there is no cuDNN, or none with descriptions of devices.
 fn recent() -> Result<Rc<Api>> {
     let api = Api::load()?;
     if api.version() < OLDEST {

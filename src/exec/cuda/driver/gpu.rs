@@ -16,23 +16,23 @@ pub struct Gpu {
     pub device: sys::CUdevice,
     pub context: sys::CUcontext,
     pub name: String,
-    /// `"90a"`.
+    /// The architecture, `"90a"`.
     pub arch: String,
     /// Bytes of shared memory that a block may have, once a kernel asks for more than 48 KB.
     pub shared: u64,
     /// Bytes of the second cache.
     pub cache: u64,
-    /// On the PCI bus.
+    /// The address on the PCI bus.
     pub bus: String,
     pub modules: FxHashMap<String, sys::CUmodule>,
-    /// Machine code that is not loaded yet.
+    /// Machine code that is compiled and not loaded yet.
     pub compiled: FxHashMap<String, Vec<u8>>,
     pub loaded: FxHashMap<(String, &'static str), FunctionId>,
     pub blas: Option<Blas>,
     pub seat: Option<Seat>,
 }
 
-/// Launches of one source with the same macros are of one module.
+/// The name of a launch's module: launches of one source with equal macros are of one module.
 pub fn module_of(launch: &Launch) -> String {
     format!("{} {:?}", launch.source.name, launch.defines)
 }
@@ -57,7 +57,7 @@ impl Gpu {
             );
             return Err(Error::device("cuda", why));
         }
-        // What an `a` adds is there on that very generation alone.
+        // Features that an `a` adds are there on that very generation alone.
         let arch = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
         let (modules, compiled, loaded) = (FxHashMap::default(), FxHashMap::default(), FxHashMap::default());
         let mut bus = [0u8; 32];

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Waits that are handed over before the GPU has done all of them.
+/// The most waits that may be handed over before the GPU has done all of them.
 const MOST: usize = 1 << 15;
 
 /// Memory of the host that the GPU reads and writes: of each wait whether it was come to, and whether it is over.
 struct Flags {
     host: *const [AtomicU32; 2],
-    /// For the GPU.
+    /// The address of the flags for the GPU.
     at: sys::CUdeviceptr,
 }
 
@@ -53,7 +53,7 @@ impl Flags {
 struct Shared {
     flags: Flags,
     nanoseconds: Vec<AtomicU64>,
-    /// Waits that the GPU may come to.
+    /// The number of waits that the GPU may come to.
     handed_over: AtomicUsize,
     end: AtomicBool,
 }
@@ -106,7 +106,7 @@ impl Rests {
         Ok(Rests { shared, keeper: Some(keeper) })
     }
 
-    /// All streams are done: no wait is under way.
+    /// Notes that all streams are done: no wait is under way.
     pub fn all_over(&self) {
         self.shared.handed_over.store(0, Release);
     }

@@ -26,20 +26,21 @@ struct Tiles {
     queries: usize,
     keys: usize,
     threads: u32,
-    /// Tiles of queries that the backward pass has room for.
+    /// Tiles of queries that the backward pass has shared memory for.
     stages: u64,
-    /// Whether it has room for two of dS, and adds to dQ a tile later.
+    /// Whether there is shared memory for two tiles of dS, so that the backward pass adds to dQ a tile later.
     later: bool,
 }
 
 impl Tiles {
-    /// Bytes of Q, K and V.
+    /// Bytes of shared memory of the forward pass: Q, K and V.
     fn forward(self, [d, dv]: [u64; 2]) -> u64 {
         let (q, kv) = (self.queries as u64, self.keys as u64);
         2 * ((q + kv) * (d + PAD) + kv * (dv + PAD))
     }
 
-    /// Bytes of K, V, one or two tiles of dS, and of Q, dO and some words a query for each stage.
+    /// Bytes of shared memory of the backward pass: K, V, one or two tiles of dS, and Q, dO and some words a query for
+    /// each stage.
     fn backward(self, [d, dv]: [u64; 2], words: u64) -> u64 {
         let (q, kv) = (self.queries as u64, self.keys as u64);
         let ds = (1 + u64::from(self.later)) * kv * (q + PAD);
@@ -47,12 +48,12 @@ impl Tiles {
     }
 }
 
-/// The mask as the kernels are told it.
+/// The mask of a block as the kernels are told it.
 pub(super) struct Limits {
-    /// First and last position that each query sees; first above last where it sees none.
+    /// The first and the last position that each query sees; the first above the last where it sees none.
     pub lo: Vec<i32>,
     pub hi: Vec<i32>,
-    /// Of the keys.
+    /// Positions of the keys.
     pub positions: Vec<i32>,
 }
 
@@ -64,21 +65,21 @@ impl Limits {
         Limits { lo, hi, positions: kv.iter().map(|&at| at as i32).collect() }
     }
 
-    /// By tile of queries: least and greatest `lo`, least and greatest `hi`.
+    /// Bounds by tile of queries: least and greatest `lo`, least and greatest `hi`.
     fn q_bounds(&self, rows: usize) -> Vec<i32> {
         let tiles = self.lo.chunks(rows).zip(self.hi.chunks(rows));
         tiles.flat_map(|(lo, hi)| [least(lo), most(lo), least(hi), most(hi)]).collect()
     }
 
-    /// By tile of keys: least and greatest position.
+    /// Bounds by tile of keys: least and greatest position.
     fn kv_bounds(&self, rows: usize) -> Vec<i32> {
         self.positions.chunks(rows).flat_map(|at| [least(at), most(at)]).collect()
     }
 
-    /// By key of one sequence: whether a query sees it.
+    /// Whether a query sees it, by key of one sequence.
     fn live_keys(&self, live: &[i32]) -> Vec<u8> {
         let mut seen = vec![0; self.positions.len()];
-        // Rows of the sequences behind the first are the same again.
+        // Rows of the sequences behind the first repeat those of the first.
         for row in live.iter().map(|&row| row as usize).take_while(|&row| row < self.positions.len()) {
             seen[row] = 1;
         }
@@ -102,7 +103,7 @@ fn limits(mask: &Mask, at: u64) -> (i32, i32) {
     (first as i32, last.min(i32::MAX as u64) as i32)
 }
 
-/// Where scores lean on distance: positions of the queries, slopes of the heads.
+/// The arguments of scores that lean on distance: positions of the queries, slopes of the heads.
 fn leaning(block: &AttnBlock, on: Where) -> Vec<Arg> {
     if block.mask.alibi.is_none() {
         return vec![];
@@ -124,7 +125,7 @@ impl Lowering<'_> {
         defines
     }
 
-    /// The first of some tiles that a GPU has the shared memory for, and how much that is.
+    /// The first of some tiles that a GPU has the shared memory for, and how many bytes of it.
     fn fitting<const N: usize>(&self, of: [Tiles; N], bytes: impl Fn(Tiles) -> u64, on: Where) -> Result<(Tiles, u64)> {
         let all = of.map(|tiles| (tiles, bytes(tiles)));
         all.into_iter().find(|(_, bytes)| *bytes <= on.shared).ok_or_else(|| {
@@ -236,7 +237,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Rows that were made in scratch memory, to where operand `write` has them or onto what is there.
+    /// Copies rows that were made in scratch memory to where operand `write` has them, or adds them to what is there.
     pub(super) fn put_aside(
         &mut self,
         (x, of): (Arg, Dtype),
@@ -259,7 +260,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Delta, and what brings blocks together: a warp a head of a row.
+    /// The kernels of delta, and those that bring blocks together: a warp for each head of a row.
     pub(super) fn merge(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
         if let &Kernel::AttentionDelta { rows, heads, head_dim } = kernel {
             self.must_be("delta", self.writes[0], Dtype::F32)?;

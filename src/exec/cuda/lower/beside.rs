@@ -5,7 +5,7 @@ use super::{Arg, Launch};
 
 const THREADS: u32 = 512;
 
-/// A copy of `bytes`, a multiple of 128, by `blocks` of threads: of read 0 to write 0.
+/// A copy of `bytes`, a multiple of 128, from read 0 to write 0, by as many blocks of threads as `blocks`.
 pub fn few_copy(blocks: u32, bytes: u64) -> Launch {
     let args = vec![Arg::Read(0), Arg::Write(0), Arg::Int(bytes as i64)];
     let (grid, defines) = ([blocks, 1, 1], vec![]);

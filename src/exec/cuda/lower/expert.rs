@@ -14,14 +14,14 @@ use rustc_hash::FxHashMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
     pub read: usize,
-    /// The element it begins at.
+    /// The element that the run begins at.
     pub from: u64,
 }
 
 /// A run of elements that is the sum of others, or zeros; added up in f32, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sum {
-    /// The element it begins at.
+    /// The element that the run begins at.
     pub to: u64,
     pub terms: Vec<Term>,
 }
@@ -71,7 +71,7 @@ pub fn sums(lowered: &mut Lowered, all: &[Sum], [len, write]: [u64; 2], [from, t
     Ok(())
 }
 
-/// Members of a group whose memories one launch reads.
+/// The most members of a group whose memories one launch reads.
 const MOST_OPERANDS: usize = 16;
 
 /// A rank's part of a route.
@@ -85,8 +85,8 @@ impl Here<'_> {
         layout.list(self.route, self.place).len() as u64
     }
 
-    /// Where the rows of `to` come from in `from`: for each row of `to` those rows, in the order of `from`, with the
-    /// choice that it is about.
+    /// The rows of `from` that each row of `to` is made of, in the order of `from`, each with the choice that it is
+    /// about.
     fn pairs(&self, from: Layout, to: Layout) -> Vec<Vec<(u64, RowId)>> {
         let [sources, targets] = [from, to].map(|layout| layout.list(self.route, self.place));
         let exact = from.by_choice() && to.by_choice();
@@ -133,7 +133,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A warp a row.
+    /// The gradient of experts' activation: a warp for each row.
     fn act_bwd(&mut self, here: &Here, name: &'static str, cols: u64) -> Result<()> {
         let rows = here.count(Layout::Experts);
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Read(2), Arg::Write(0), Arg::Write(1)];
@@ -143,7 +143,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A warp a token; what it chose stands in the route.
+    /// A router's pass: a warp for each token, whose choices stand in the route.
     fn router(&mut self, here: &Here, [rows, experts, topk]: [u64; 3], gate: Gate, backward: bool) -> Result<()> {
         let slots = here.route.choices(here.place).unwrap_or_default();
         let choices: Vec<u32> = slots.iter().map(|slot| here.route.expert_in(*slot)).collect();
@@ -204,7 +204,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A warp a block of 128.
+    /// Rounds rows to codes: a warp for each block of 128.
     fn quantise(&mut self, rows: u64, cols: u64) -> Result<()> {
         self.must_be("codes", self.writes[0], Dtype::U8)?;
         self.must_be("scales", self.writes[1], Dtype::F32)?;

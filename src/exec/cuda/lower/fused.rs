@@ -17,7 +17,8 @@ use crate::plan::{AttnBlock, Dtype, Side};
 use crate::spec::Factor;
 use std::ops::Range;
 
-/// Rows of a sequence, and how the queries among them see the keys: query i of them the first i + 1 + `diagonal`, or all.
+/// Rows of a sequence, and how the queries among them see the keys: query i the first i + 1 + `diagonal` of them;
+/// `None`: all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Form {
     q: Range<usize>,
@@ -25,12 +26,13 @@ pub(super) struct Form {
     diagonal: Option<u64>,
 }
 
-/// A block in more parts than these is left to the project's own kernels, which take it at once.
+/// The most parts of a block that a library is given; a block of more is left to the project's own kernels, which take
+/// it at once.
 const MOST_FORMS: usize = 4;
 
 impl Limits {
-    /// The parts of a block, each of queries that follow each other; none where there are too many. Zigzag's two chunks before
-    /// all keys are two, and so are two documents.
+    /// The parts of a block, each of queries that follow each other; empty where there are too many. Zigzag's two
+    /// chunks before all keys are two parts, and so are two documents.
     fn forms(&self) -> Vec<Form> {
         let at = &self.positions;
         if at.windows(2).any(|two| two[0] >= two[1]) {
@@ -53,14 +55,14 @@ impl Limits {
                 return vec![];
             }
         }
-        // The longest first: gradients of keys that others see too are added to its.
+        // The longest first: gradients of keys that several parts see are added to those of the longest.
         forms.sort_by_key(|form| (form.kv.start, std::cmp::Reverse(form.kv.end)));
         forms
     }
 }
 
-/// The part that begins with a row: each sees one key more than the one before, until that is all of them; or all see the
-/// same.
+/// The part that begins with row `first`. Each of its queries sees one key more than the one before, until that is all
+/// keys; or all queries see equal keys.
 fn part(seen: &[Range<usize>], first: usize) -> Form {
     let rises = |row: usize| seen[row].end == seen[row - 1].end + 1;
     let mut last = first;
@@ -77,7 +79,7 @@ fn part(seen: &[Range<usize>], first: usize) -> Form {
     Form { q: first..last + 1, kv: begin..end, diagonal }
 }
 
-/// Which of the parts see keys that an earlier one has seen; nothing where one sees some of them.
+/// Whether each part sees keys that an earlier one has seen; `None` where a part sees some of them and not all.
 fn again(forms: &[Form]) -> Option<Vec<bool>> {
     let mut covered = 0..0;
     let mut all = vec![];
@@ -103,7 +105,8 @@ const BF16: u64 = 2;
 const FLOAT: u64 = 4;
 
 impl Lowering<'_> {
-    /// The passes of a library that are this one, with the memory that each works in; none if it does not take them all.
+    /// The passes of a library that do this pass, with the memory that each works in; empty if the library does not
+    /// take them all.
     fn fusible(&mut self, pass: Pass, block: &AttnBlock, limits: &Limits, on: Where) -> Result<Vec<(Sdpa, Form, Arg)>> {
         let Some(fused) = on.fused.filter(|_| block.mask.alibi.is_none()) else { return Ok(vec![]) };
         let mut all = vec![];
@@ -122,13 +125,13 @@ impl Lowering<'_> {
             let Some(workspace) = fused.workspace(&sdpa).map_err(|e| self.refuse_with(e))? else { return Ok(vec![]) };
             all.push((sdpa, form, workspace));
         }
-        // They work one after the other.
+        // Passes run one after the other, so they share one room.
         let Some(room) = all.iter().map(|(_, _, bytes)| *bytes).max() else { return Ok(vec![]) };
         let room = self.scratch(room);
         Ok(all.into_iter().map(|(sdpa, form, _)| (sdpa, form, room.clone())).collect())
     }
 
-    /// Whether the forward pass was left to a library.
+    /// Leaves the forward pass to a library. Returns whether one takes it.
     pub(super) fn fused_attention(
         &mut self,
         block: &AttnBlock,
@@ -169,8 +172,8 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    /// Whether the backward pass was left to a library. It makes delta of outputs and their gradients itself, and a plan has
-    /// given delta alone: so it is given outputs of which it makes that delta.
+    /// Leaves the backward pass to a library. Returns whether one takes it. The library makes delta of outputs and
+    /// their gradients itself, and a plan has given delta alone: so it is given outputs of which it makes that delta.
     pub(super) fn fused_attention_bwd(
         &mut self,
         block: &AttnBlock,
@@ -241,7 +244,7 @@ fn values(block: &AttnBlock, kv: Arg, row: usize) -> Part {
     Part { skip: part.skip + block.kv_heads * block.head_dim * BF16, ..part }
 }
 
-/// Rows of every sequence.
+/// The numbers of some rows of every sequence.
 fn over(batch: u64, pitch: usize, rows: Range<usize>) -> Vec<i32> {
     (0..batch as usize).flat_map(|b| rows.clone().map(move |row| (b * pitch + row) as i32)).collect()
 }

@@ -7,8 +7,9 @@ use crate::error::Result;
 use crate::plan::{Dtype, Kernel, Segs};
 use crate::spec::{Documents, Turning};
 
-/// cos and sin of every position and pair, [len, rotary/2, 2]: in f64, since the angle of a far position has no digits
-/// left in a float. Scaled ones have not run on a GPU yet; the kernels that read the table are the same.
+/// A table of cos and sin of every position and pair, [len, rotary/2, 2]: made in f64, since the angle of a far
+/// position has no digits left in a float. Scaled angles have not run on a GPU yet; the kernels that read the table are
+/// the ones that read it unscaled.
 pub(super) fn turns((segs, documents): (&Segs, &Documents), on: Where, turning: &Turning) -> (Arg, u64) {
     let Turning { speeds, factor } = turning;
     let positions = segs.positions(on.views, on.rank);
@@ -21,7 +22,7 @@ pub(super) fn turns((segs, documents): (&Segs, &Documents), on: Where, turning: 
 }
 
 impl Lowering<'_> {
-    /// q and k are changed where they are: they have been copied there.
+    /// The norm of heads. q and k are changed where they are: they have been copied there.
     pub(super) fn head_norm(&mut self, kernel: &Kernel) -> Result<()> {
         let &Kernel::HeadNorm { rows, heads, kv_heads, head_dim, eps } = kernel else {
             return Err(self.refuse("is no norm of heads"));

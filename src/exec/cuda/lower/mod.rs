@@ -30,7 +30,7 @@ pub enum Arg {
     /// Where operand i begins.
     Read(usize),
     Write(usize),
-    /// Constant data, by address.
+    /// The address of constant data.
     Table(Rc<[u8]>),
     /// The address of scratch memory, by index into [`Lowered::scratch`].
     Scratch(usize),
@@ -44,7 +44,7 @@ pub enum Arg {
 pub struct Launch {
     pub source: Source,
     pub kernel: &'static str,
-    /// Macros: `("R0", "bf16")`.
+    /// The macros of the source: `("R0", "bf16")`.
     pub defines: Vec<(String, String)>,
     pub grid: [u32; 3],
     pub threads: u32,
@@ -61,7 +61,7 @@ pub struct Gemm {
     pub transposed: [bool; 2],
     pub accumulate: bool,
     pub bias: bool,
-    /// Of A, B and C.
+    /// The dtypes of A, B and C.
     pub dtypes: [Dtype; 3],
 }
 
@@ -87,7 +87,7 @@ pub enum Action {
         b: Part,
         c: Part,
         bias: Option<Arg>,
-        /// Of A and B, in FP8.
+        /// The scales of A and of B; `None` where the product is not in FP8.
         scales: Option<[Arg; 2]>,
     },
     /// Attention by a library: where its operands begin, and what it works in.
@@ -103,7 +103,7 @@ pub enum Action {
     },
 }
 
-/// What is done for one kernel.
+/// The actions of one kernel.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Lowered {
     pub actions: Vec<Action>,
@@ -112,7 +112,7 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Whether it has a product of codes, which not every GPU has.
+    /// Whether there is a product of FP8 codes, which not every GPU has.
     pub fn in_fp8(&self) -> bool {
         self.actions.iter().any(|action| matches!(action, Action::Gemm { gemm, .. } if gemm.dtypes[0] == Dtype::U8))
     }
@@ -136,25 +136,26 @@ pub fn lower(kernel: &Kernel, on: Where, reads: &[Dtype], writes: &[Dtype], step
     Ok(out.lowered)
 }
 
-/// Which rank of which mesh.
+/// The rank that a kernel is lowered for, in its meshes, and what its GPU has.
 #[derive(Debug, Clone, Copy)]
 pub struct Where<'a> {
     pub views: &'a [Mesh],
-    /// Which rows an expert has, for a kernel that a route tells.
+    /// The rows of experts, for a kernel that reads a route; `None` for others.
     pub route: Option<&'a Route>,
     pub rank: u32,
     /// Bytes of shared memory that a block of threads may have there.
     pub shared: u64,
-    /// Who has fused attention there, if anyone is to do it.
+    /// The library that does attention there; `None`: the project's own kernels do.
     pub fused: Option<&'a dyn Fused>,
 }
 
-/// What a block may have of shared memory on the least of the GPUs that kernels are compiled for (sm_86, 89, 120: 99 KB),
-/// and on the largest (sm_90, 100: 227 KB); CUDA C++ Programming Guide, table of compute capabilities.
+/// Bytes of shared memory that a block of threads may have on the least of the GPUs that kernels are compiled for
+/// (sm_86, 89, 120: 99 KB), and on the largest (sm_90, 100: 227 KB); CUDA C++ Programming Guide, table of compute
+/// capabilities.
 pub const LEAST_SHARED: u64 = 99 << 10;
 pub const MOST_SHARED: u64 = 227 << 10;
 
-/// A kernel on the way.
+/// A kernel that is being lowered.
 struct Lowering<'a> {
     reads: &'a [Dtype],
     writes: &'a [Dtype],
@@ -162,7 +163,7 @@ struct Lowering<'a> {
     lowered: Lowered,
 }
 
-/// Enough blocks to fill any GPU several times over; kernels stride over what there is.
+/// The most blocks of a launch, which fill any GPU several times over; kernels stride over their elements.
 const MOST_BLOCKS: u64 = 2048;
 /// Threads of every kernel but attention's.
 const THREADS: u32 = 256;
@@ -262,7 +263,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Both operands are rounded first, into scratch memory, k running fastest whichever way they are stored.
+    /// A product in FP8. Both operands are rounded first, into scratch memory, k running fastest whichever way they are
+    /// stored.
     fn matmul_fp8(&mut self, [m, n, k]: [u64; 3], [a_t, b_t]: [bool; 2], accumulate: bool, bias: bool) -> Result<()> {
         let mut rounded = |read: usize, rows: u64, walk: [u64; 2]| -> Result<[Arg; 2]> {
             let both = [self.scratch(rows * k), self.scratch(4 * rows * k.div_ceil(FP8_BLOCK))];
@@ -292,7 +294,7 @@ impl Lowering<'_> {
         Error::device(self.name, why)
     }
 
-    /// What a macro calls a dtype.
+    /// The word of a dtype in macros.
     fn word(&self, dtype: Dtype) -> Result<&'static str> {
         match dtype {
             Dtype::Bf16 => Ok("bf16"),
@@ -306,7 +308,7 @@ impl Lowering<'_> {
         if dtype == wanted { Ok(()) } else { Err(self.refuse(&why())) }
     }
 
-    /// Macros for operands: `("R", 0, dtype of operand 0)`.
+    /// The macros of operands, each given as `("R", 0, dtype of operand 0)`.
     fn types(&self, of: &[(&str, usize, Dtype)]) -> Result<Vec<(String, String)>> {
         of.iter().map(|&(side, i, dtype)| Ok((format!("{side}{i}"), self.word(dtype)?.into()))).collect()
     }
@@ -318,7 +320,7 @@ impl Lowering<'_> {
         self.types(&reads.chain(writes).collect::<Vec<_>>())
     }
 
-    /// A kernel whose threads stride over `elems`.
+    /// Launches a kernel whose threads stride over `elems`.
     fn spread(&mut self, at: (Source, &'static str), defines: Vec<(String, String)>, elems: u64, args: Vec<Arg>) {
         let blocks = elems.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS) as u32;
         self.launch(at, defines, [blocks, 1, 1], 0, args);

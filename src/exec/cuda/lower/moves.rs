@@ -8,7 +8,7 @@ use crate::exec::kernels::reorder::Pieces;
 use crate::plan::Kernel;
 use std::collections::BTreeMap;
 
-/// From, to (elements; from -1: zeros), and whether it is added to what is there: `Move` of layout.cu.
+/// A move: from and to, in elements (from -1: zeros), and whether it is added to what is there; `Move` of layout.cu.
 type Move = [i64; 3];
 
 /// The moves of one launch: between one pair of operands, all of one length, and no two of them to one place.

@@ -8,7 +8,7 @@ use crate::spec::Turning;
 
 /// Shared bytes of a sum over a block of threads.
 pub(super) const SCRATCH: u32 = 128;
-/// Blocks that each sum some rows; their parts are added up after.
+/// The number of blocks that each sum some rows; their sums are added up after.
 pub(super) const PARTS: u64 = 264;
 
 impl Lowering<'_> {
@@ -85,7 +85,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Element by element: operands in order, then sizes.
+    /// Launches a kernel that goes element by element: operands in order, then sizes.
     pub(super) fn pointwise(&mut self, kernel: &Kernel, on: Where, step: u64) -> Result<()> {
         let all_reads: Vec<usize> = (0..self.reads.len()).collect();
         let simple = |name, reads: usize, sizes: &[u64]| {

@@ -8,7 +8,7 @@ use crate::exec::kernels::ssm::{own, own_bwd};
 use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::{Dtype, Side};
 
-/// Tokens of a block of threads in ssm_scan.cu, and their threads.
+/// Tokens of a block of threads in ssm_scan.cu, and the number of its threads.
 const ROWS: u64 = 64;
 const SCAN_THREADS: u32 = 128;
 /// Elements between the rows of a tile beyond its width.
@@ -80,7 +80,7 @@ impl Lowering<'_> {
         self.norm_of(kernel, eps, defines, [Arg::Read(0), Arg::Read(1), Arg::Read(2)])
     }
 
-    /// The same kernel where there is no gate beside what it norms.
+    /// The norm of groups where there is no gate beside what it norms.
     fn group_norm(&mut self, kernel: &SsmKernel, eps: f64) -> Result<()> {
         let operands = [("R", 0, self.reads[0]), ("R", 1, self.reads[0]), ("R", 2, self.reads[1])];
         let defines = self.types(&[&operands[..], &[("W", 0, self.writes[0])]].concat())?;
@@ -152,10 +152,10 @@ impl Lowering<'_> {
     }
 }
 
-/// The scan of a kernel: what its passes are all given.
+/// The scan of a kernel: what all its passes are given.
 struct Scan<'a> {
     kernel: &'a SsmKernel,
-    /// Operands that are read: xbc, proj, the heads' parameters.
+    /// The operands that are read, by number: xbc, proj, the heads' parameters.
     reads: [usize; 3],
     sums: Sums,
     shared: u64,
@@ -184,12 +184,12 @@ impl Scan<'_> {
         self.kernel.batch * self.chunks() * self.kernel.mamba.heads * self.size()
     }
 
-    /// Elements of two tiles of so many rows and columns each.
+    /// Elements of two tiles of as many rows and columns each.
     fn tile([rows, cols]: [u64; 2]) -> u64 {
         rows * (cols + PAD)
     }
 
-    /// The struct `Scan` of ssm_scan.cu.
+    /// The words of the struct `Scan` of ssm_scan.cu.
     fn args(&self) -> Vec<Arg> {
         let m = &self.kernel.mamba;
         let mut args =
@@ -204,7 +204,7 @@ impl Scan<'_> {
 }
 
 impl Lowering<'_> {
-    /// dt and its sums by chunk, for operands at `reads`.
+    /// The scan of a kernel with dt and its sums by chunk, for operands at `reads`.
     fn scan_of<'a>(&mut self, kernel: &'a SsmKernel, reads: [usize; 3], on: Where) -> Result<Scan<'a>> {
         let m = &kernel.mamba;
         for (what, n, most) in [("states", m.state, MOST[0]), ("heads", m.head_dim, MOST[1])] {
@@ -327,7 +327,7 @@ impl Lowering<'_> {
         args.extend(ints(&[kernel.seq, m.heads, m.proj_cols(), m.chunk, scan.size()]));
         let defines = self.types(&[("R", 0, self.reads[2]), ("R", 1, self.reads[3]), ("W", 0, self.writes[0])])?;
         let shared = u64::from(SCRATCH) + 4 * m.chunk;
-        // What every GPU gives without being asked for more.
+        // 48 KB is what every GPU gives without being asked for more.
         if shared > 48 << 10 {
             return Err(self.refuse(&format!("chunks of {} tokens are longer than 12256", m.chunk)));
         }

@@ -17,10 +17,10 @@ pub struct Case {
     pub kernel: Kernel,
     pub views: Vec<Mesh>,
     pub route: Option<Route>,
-    /// Dtype of each operand that is read, and between which numbers its values lie.
+    /// The dtype of each operand that is read, and between which numbers its values lie.
     pub reads: Vec<(Dtype, Range<f64>)>,
     pub writes: Vec<Dtype>,
-    /// As a part of the largest number of each result.
+    /// The largest error that is right, as a part of the largest number of each result.
     pub tolerance: f64,
 }
 
@@ -81,7 +81,7 @@ pub fn groups() -> impl Iterator<Item = &'static str> {
     GROUPS.iter().map(|group| group.0)
 }
 
-/// The cases of a group; none of an unknown one.
+/// The cases of a group; empty for an unknown group.
 pub fn of_group(name: &str) -> Vec<Case> {
     let mut cases = Cases::default();
     for (group, write) in GROUPS.iter().filter(|group| group.0 == name) {
@@ -109,7 +109,8 @@ fn ring(ranks: u32) -> Vec<Mesh> {
     vec![Mesh::new(&[(Axis::Cp, ranks)])]
 }
 
-/// bf16 keeps 8 bits; what is rounded once more inside (probabilities, dS) errs twice, in sums that mostly cancel.
+/// Tolerances of bf16, which keeps 8 bits. Numbers that are rounded once more inside (probabilities, dS) err twice, in
+/// sums that mostly cancel.
 const ROUNDED: f64 = 1.0 / 256.0;
 const TWICE: f64 = 4.0 * ROUNDED;
 const SINGLE: f64 = 1e-5;
@@ -135,7 +136,7 @@ fn blocks(head_dim: u64) -> Vec<AttnBlock> {
     masks().into_iter().flat_map(|mask| shifts.map(|(split, shift)| of(split, shift, mask.clone()))).collect()
 }
 
-/// The blocks of which every rank sees something: what nobody sees is not launched at all.
+/// The blocks of which every rank sees something: a block that nobody sees is not launched at all.
 fn seen_everywhere(head_dim: u64) -> Vec<AttnBlock> {
     let views = ring(2);
     blocks(head_dim).into_iter().filter(|b| (0..2).all(|rank| b.shape(&views, rank).area > 0)).collect()

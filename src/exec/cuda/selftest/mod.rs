@@ -1,5 +1,5 @@
 //! Every kernel of a device against the CPU's in f64, on fresh random numbers, what it writes poisoned before; and how
-//! fast those are that decide a step.
+//! fast the kernels are that decide a step.
 
 pub mod cases;
 pub mod nccl;
@@ -25,13 +25,13 @@ pub struct Verdict {
     pub group: String,
     pub kernel: String,
     pub rank: u32,
-    /// The largest difference of its results, as a part of their largest number; none where something was not
+    /// The largest difference of its results, as a part of their largest number; `None` where something was not
     /// computed, or is no number.
     pub error: Option<f64>,
     pub tolerance: f64,
-    /// Of one launch, as it stands, without warm-up.
+    /// Seconds of one launch, as it stands, without warm-up.
     pub seconds: f64,
-    /// What is wrong, in words.
+    /// What is wrong, in words; `None`: the kernel is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
 }
@@ -50,7 +50,8 @@ pub fn compile<D: Device>(device: &mut D, cases: &[Case]) {
     device.compile(0, &launches);
 }
 
-/// Why this device has no such kernel, which is no fault of it: products in FP8 are not every GPU's.
+/// Why this device has no such kernel, where that is no fault of it: products in FP8 are not every GPU's. `None`: it
+/// has to have it.
 pub fn lacks<D: Device>(device: &mut D, case: &Case) -> Option<String> {
     let (fused, shared) = (device.fused(), device.shared(0));
     let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
@@ -64,7 +65,7 @@ pub fn lacks<D: Device>(device: &mut D, case: &Case) -> Option<String> {
     }
 }
 
-/// A kernel on every rank of its mesh. Errors of the device are verdicts too.
+/// Checks a kernel on every rank of its mesh. Errors of the device are verdicts too.
 pub fn check<D: Device>(device: &mut D, case: &Case, seed: u64) -> Vec<Verdict> {
     (0..case.views[0].size()).map(|rank| check_rank(device, case, rank, seed)).collect()
 }
@@ -102,7 +103,8 @@ fn check_rank<D: Device>(device: &mut D, case: &Case, rank: u32, seed: u64) -> V
     verdict
 }
 
-/// Operands as they are stored, and what the CPU makes of them in f64; what it leaves alone is NaN.
+/// Operands as they are stored, and the results that the CPU makes of them in f64; elements that it leaves alone are
+/// NaN.
 struct Numbers {
     reads: Vec<Data>,
     results: Vec<Vec<f64>>,
@@ -136,10 +138,10 @@ impl Numbers {
     }
 }
 
-/// Of the optimizer.
+/// The step of the optimizer.
 const STEP: u64 = 3;
 
-/// What a device makes of the operands, and in which time.
+/// The results that a device makes of the operands, and the seconds that it takes.
 fn launched<D: Device>(device: &mut D, case: &Case, rank: u32, numbers: &Numbers) -> Result<(Vec<Vec<f64>>, f64)> {
     let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
     let fused = device.fused();
@@ -175,7 +177,7 @@ fn launched<D: Device>(device: &mut D, case: &Case, rank: u32, numbers: &Numbers
     Ok((results, device.seconds(around[0], around[1])?))
 }
 
-/// One deed on a stream.
+/// Hands over one deed to a stream.
 pub fn hand_over<D: Device>(device: &mut D, stream: u32, one: &Ready) -> Result<()> {
     match one {
         Ready::Launch { function, size, words } => device.launch(stream, *function, *size, words),
@@ -205,10 +207,10 @@ fn off(got: &[f64], want: &[f64], dtype: Dtype) -> std::result::Result<f64, Stri
     Ok(worst)
 }
 
-/// The group of calls between processes.
+/// The name of the group of calls between processes.
 pub const NCCL: &str = "nccl";
 
-/// What a device cannot be tested for, said in one error.
+/// The error for a group that there is not, with the groups that there are.
 pub fn unknown(group: &str) -> Error {
     let known: Vec<&str> = cases::groups().chain([NCCL]).collect();
     Error::spec("selftest", "--group", format!("{group:?} is no group of kernels; known: {}", known.join(", ")))

@@ -12,9 +12,9 @@ use serde::Serialize;
 pub struct Joined {
     pub call: &'static str,
     pub ranks: u32,
-    /// That the rank puts in.
+    /// Bytes that the rank puts in.
     pub bytes: u64,
-    /// Median of five; of one rank that of a copy inside its memory, and no link's.
+    /// Median seconds of five; of one rank those of a copy inside its memory, and no link's.
     pub seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
@@ -27,7 +27,7 @@ fn value(rank: u32, i: u64) -> f64 {
     f64::from(rank % 3) + (i % 5) as f64
 }
 
-/// What bf16 has every whole number up to.
+/// The whole number up to which bf16 has every one.
 const WHOLE: u32 = 256;
 
 /// Zeros and ones, of which so few are ones that sums over the ranks are exact in bf16, too.
@@ -41,7 +41,8 @@ fn numbers(elems: u64, dtype: Dtype, of: impl Fn(u64) -> f64) -> Data {
     Data::from_f64(&(0..elems).map(of).collect::<Vec<_>>(), dtype)
 }
 
-/// What a rank sends to each other one, one behind the other, as exchanges of experts' rows do.
+/// The numbers of elements that a rank sends to each rank, as exchanges of experts' rows do; they lie one behind the
+/// other.
 fn parts(rank: u32, world: u32, elems: u64) -> Vec<u64> {
     (0..world).map(|to| (1 + u64::from(rank + 2 * to) % 3) * (elems / 4)).collect()
 }
@@ -68,8 +69,8 @@ fn messages(rank: u32, world: u32, elems: u64, [mut from, mut to]: [u64; 2]) -> 
     calls
 }
 
-/// As `rank` of `world`, with `elems` numbers each; every process calls this at once. `all` waits until all processes
-/// have the memory for it: NCCL would wait for one that has not.
+/// Checks every call as `rank` of `world`, with `elems` numbers each; every process calls this at once. `all` waits
+/// until all processes have the memory for it: NCCL would wait for one that has not.
 pub fn check<D: Device>(
     device: &mut D,
     [rank, world]: [u32; 2],

@@ -25,14 +25,14 @@ pub struct Timed {
 #[derive(Debug, Clone, Serialize)]
 pub struct Speed {
     pub name: String,
-    /// Median of the launches, and half the distance between their quartiles.
+    /// Median seconds of the launches, and half the distance between their quartiles.
     pub seconds: f64,
     pub spread: f64,
-    /// The median where other data went through the GPU's cache before each launch.
+    /// Median seconds where other data went through the GPU's cache before each launch.
     pub cold_seconds: f64,
-    /// What the plan counts: causal attention at half of the square.
+    /// FLOPs as the plan counts them, a second: causal attention at half of the square.
     pub flops_per_s: f64,
-    /// Each operand read or written once.
+    /// Bytes a second, each operand being read or written once.
     pub bytes_per_s: f64,
 }
 
@@ -51,7 +51,7 @@ fn attention(seq: u64, heads: u64, kv_heads: u64, head_dim: u64, causal: bool) -
     }
 }
 
-/// Layers of Llama 3 8B at 16K tokens, and attention at other lengths.
+/// The kernels that are timed: those of layers of Llama 3 8B at 16K tokens, and attention at other lengths.
 pub fn all() -> Vec<Timed> {
     let (bf16, f32) = (Dtype::Bf16, Dtype::F32);
     let timed = |name: &str, kernel, reads: &[Dtype], writes: &[Dtype]| Timed {
@@ -156,12 +156,12 @@ pub fn time<D: Device>(device: &mut D, timed: &Timed, times: usize) -> Result<Sp
     Ok(Speed { cold_seconds: cold.0, ..loaded.speed(timed, seconds, spread) })
 }
 
-/// Who copies beside a kernel.
+/// The means by which a copy runs beside a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copier {
-    /// Whatever the driver copies with inside of a GPU's memory.
+    /// The driver's copy inside of a GPU's memory, whatever it is done with.
     Driver,
-    /// So many blocks of threads, as many as NCCL has channels.
+    /// A kernel of this number of blocks of threads, which is the number of channels that NCCL has.
     Blocks(u32),
 }
 
@@ -179,7 +179,7 @@ impl Copier {
     }
 }
 
-/// The same while another stream copies all the time.
+/// Times a kernel as [`time`] does, while another stream copies all the time.
 pub fn beside_copies<D: Device>(device: &mut D, timed: &Timed, by: Copier, times: usize) -> Result<Speed> {
     let loaded = load(device, timed)?;
     let [from, to] = [device.allocate(0, COPIED)?, device.allocate(0, COPIED)?];
@@ -187,7 +187,7 @@ pub fn beside_copies<D: Device>(device: &mut D, timed: &Timed, by: Copier, times
     let copying = by.ready(device, [from, to])?;
     let (copy, _) = median(device, std::slice::from_ref(&copying), 3)?;
     let busy = device.stream(0)?;
-    // Long enough for all launches, and half as long again.
+    // Copies for as long as all launches take, and half as long again.
     let copies = (1.5 * alone * (times + WARM_UP) as f64 / copy.max(1e-9)).ceil().min(1e5) as usize + 1;
     for _ in 0..copies {
         hand_over(device, busy, &copying)?;
@@ -209,13 +209,13 @@ pub fn together<D: Device>(device: &mut D, timed: &Timed, count: usize) -> Resul
 pub struct Again {
     loaded: Loaded,
     stream: StreamId,
-    /// Around groups of launches.
+    /// The events before and after each group of launches.
     events: Vec<EventId>,
     group: usize,
 }
 
 impl Again {
-    /// In batches of about so many seconds, timed in groups of at least so many.
+    /// A kernel in batches of about `batch_s` seconds, timed in groups of at least `group_s`.
     pub fn new<D: Device>(device: &mut D, timed: &Timed, batch_s: f64, group_s: f64) -> Result<Again> {
         let loaded = load(device, timed)?;
         let one = median(device, &loaded.ready, 3)?.0.max(1e-7);
@@ -230,7 +230,7 @@ impl Again {
         [self.loaded.flops, self.loaded.bytes]
     }
 
-    /// Launches of a group.
+    /// The number of launches of a group.
     pub fn group(&self) -> usize {
         self.group
     }
@@ -258,19 +258,19 @@ impl Loaded {
     }
 }
 
-/// Median seconds of what is launched, after some launches that warm up, and the spread of those that count.
+/// Median seconds of launches, after some that warm up, and the spread of those that count.
 pub fn median<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Result<(f64, f64)> {
     median_after(device, &[], ready, times)
 }
 
-/// The same where nothing of it is in the GPU's cache.
+/// Median seconds and spread where nothing of the operands is in the GPU's cache.
 pub fn cold<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Result<(f64, f64)> {
     let bytes = 2 * device.cache(0);
     let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
     median_after(device, &[Ready::Copy { to, from, bytes }], ready, times)
 }
 
-/// With something else before each, which is not counted.
+/// Median seconds and spread of launches with `before` ahead of each, which is not counted.
 fn median_after<D: Device>(device: &mut D, before: &[Ready], ready: &[Ready], times: usize) -> Result<(f64, f64)> {
     let stream = device.stream(0)?;
     let mut events: Vec<[EventId; 2]> = vec![];
@@ -294,7 +294,8 @@ pub fn copy_name(bytes: u64) -> String {
     format!("copy of {bytes} bytes")
 }
 
-/// A copy inside of a GPU's memory, of what is not in its cache: a message was written long before it is sent.
+/// Times a copy inside of a GPU's memory, of bytes that are not in its cache: a message was written long before it is
+/// sent.
 pub fn copy<D: Device>(device: &mut D, bytes: u64, times: usize) -> Result<Speed> {
     let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
     let (seconds, spread) = cold(device, &[Ready::Copy { to, from, bytes }], times)?;

@@ -48,7 +48,7 @@ pub fn connect<D: Device>(device: &mut D, linked: Linked, script: &Script, prepa
     device.clear()
 }
 
-/// The calls of a step in the order of each lane, addresses being counted from the beginning of the rank's memory.
+/// The calls of a step in the order of each lane, their addresses counted from the beginning of the rank's memory.
 fn by_lane(linked: Linked, script: &Script, prepared: &Prepared) -> Result<BTreeMap<Communicator, Vec<Call>>> {
     let between: FxHashMap<u32, &Between> = prepared.between.iter().map(|(node, between)| (*node, between)).collect();
     let mut lanes: BTreeMap<Communicator, Vec<Call>> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn by_lane(linked: Linked, script: &Script, prepared: &Prepared) -> Result<BTree
 }
 
 impl<D: Device> Session<'_, '_, D> {
-    /// What goes to other processes is worked out. Memory is filled after this.
+    /// Works out the ops between this process and others. Memory is filled after this.
     pub fn acquaint(&mut self) -> Result<()> {
         self.warm_libraries()?;
         for command in &self.script.commands {
@@ -90,7 +90,7 @@ impl<D: Device> Session<'_, '_, D> {
         let mut calls = vec![];
         for one in self.ready.values().flatten() {
             let kind = match one {
-                // By what an algorithm is chosen by: each is a kernel of its own.
+                // Products differ by what an algorithm is chosen by: each algorithm is a kernel of its own.
                 Ready::Gemm { gemm, at } => format!("{:?}", blas::shape(gemm, *at)),
                 Ready::Fused { sdpa, .. } => format!("{sdpa:?}"),
                 Ready::Launch { .. } | Ready::Copy { .. } => continue,
@@ -104,7 +104,7 @@ impl<D: Device> Session<'_, '_, D> {
         self.device.synchronize()
     }
 
-    /// An exchange with other processes: its own buffers, and those of its lane.
+    /// The deeds and calls of an exchange with other processes: on its own buffers, and those of its lane.
     fn exchange(&mut self, node: u32, between: &Between) -> Result<Talk> {
         let rank = self.linked.solo.expect("a process has one rank");
         let line = self.linked.line(rank);

@@ -26,7 +26,7 @@ impl<D: Device> Session<'_, '_, D> {
             [random.clone(), smaller(random.clone(), 5), smaller(random, 4)]
         };
         let positive: Vec<u8> = sixteenths.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
-        // Without the two codes of E4M3 that are no number, in either byte.
+        // Codes of E4M3 without the two that are no number, in either byte.
         let codes: Vec<u8> = numbers.iter().map(|byte| byte & 0xf7).collect();
         let (gpu, base) = (self.gpus[rank as usize], self.bases[rank as usize]);
         let stream = self.device.stream(gpu)?;
@@ -56,7 +56,7 @@ impl<D: Device> Session<'_, '_, D> {
         Ok(())
     }
 
-    /// Fills memory with `block` again and again; all but the first come from where the first is.
+    /// Fills memory with `block` again and again; all copies but the first are made on the GPU, of the first.
     fn repeat(&mut self, (gpu, stream): (u32, StreamId), at: Range<u64>, block: &[u8]) -> Result<()> {
         let bytes = at.end - at.start;
         let mut done = bytes.min(block.len() as u64);
@@ -70,7 +70,7 @@ impl<D: Device> Session<'_, '_, D> {
     }
 }
 
-/// Tensors that weights of others are gathered into.
+/// Tensors that other ranks' weights are gathered into.
 fn gathered(plan: &Plan, line: &Line) -> BTreeSet<TensorId> {
     let is_param = |place: &Place| plan.tensors[place.tensor as usize].kind == TensorKind::Param;
     let nodes = (0..line.nodes.len()).filter(|&node| {
@@ -80,7 +80,7 @@ fn gathered(plan: &Plan, line: &Line) -> BTreeSet<TensorId> {
     nodes.flat_map(|node| line.writes(node)).map(|place| place.tensor).collect()
 }
 
-/// bf16 divided by a power of two: so much less in the exponent, of what is not zero.
+/// bf16 numbers divided by a power of two: the exponent of each is lowered by `halvings`; what is too small becomes 0.
 fn smaller(mut bf16: Vec<u8>, halvings: u16) -> Vec<u8> {
     for pair in bf16.chunks_exact_mut(2) {
         let bits = u16::from_le_bytes([pair[0], pair[1]]);
@@ -90,5 +90,5 @@ fn smaller(mut bf16: Vec<u8>, halvings: u16) -> Vec<u8> {
     bf16
 }
 
-/// Random numbers that memory is filled with again and again.
+/// Bytes of random numbers that memory is filled with again and again.
 const BLOCK: u64 = 4 << 20;

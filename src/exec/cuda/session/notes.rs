@@ -13,14 +13,15 @@ use rustc_hash::FxHashMap;
 /// Where what is kept of a step is copied to, by rank.
 #[derive(Default)]
 pub(super) struct Notes {
-    /// By slot and life.
+    /// Addresses of slots' contents, by rank, slot and life.
     slots: FxHashMap<(u32, SlotId, u32), u64>,
-    /// By the node of the loss.
+    /// Addresses of logits, by rank and the node of the loss.
     logits: FxHashMap<(u32, u32), u64>,
 }
 
 impl<D: Device> Session<'_, '_, D> {
-    /// Memory for what is to be kept of the step, before its first command: to ask for memory could wait for the GPU.
+    /// Asks for the memory of what is to be kept of the step, before its first command: later that could wait for the
+    /// GPU.
     pub(super) fn make_room(&mut self) -> Result<()> {
         for command in &self.script.commands {
             match *command {
@@ -44,7 +45,7 @@ impl<D: Device> Session<'_, '_, D> {
         Ok(())
     }
 
-    /// Which of a slot's lives `node` writes in.
+    /// The number of the life of a slot that `node` writes in.
     fn life(&self, rank: u32, node: u32, slot: SlotId) -> u32 {
         let lives = &self.lives[self.linked.plan.program_of(rank) as usize];
         lives[slot.tensor as usize][slot.slot as usize].partition_point(|l| l.first <= node) as u32
@@ -76,7 +77,7 @@ impl<D: Device> Session<'_, '_, D> {
         Ok(())
     }
 
-    /// Logits become their own gradient: they are copied aside before.
+    /// Copies logits aside before they become their own gradient.
     pub(super) fn note_logits(&mut self, stream: StreamId, (rank, node): OpAt) -> Result<()> {
         if !self.keep.logits || !self.has_logits(rank, node) {
             return Ok(());
@@ -86,7 +87,7 @@ impl<D: Device> Session<'_, '_, D> {
         self.device.copy(stream, self.notes.logits[&(rank, node)], from, bytes)
     }
 
-    /// What was copied aside of a rank's slots, life after life.
+    /// The contents that were copied aside of a rank's slots, life after life.
     pub(super) fn noted(&mut self, rank: u32) -> Result<FxHashMap<SlotId, Vec<Data>>> {
         let mut seen: FxHashMap<SlotId, Vec<Data>> = FxHashMap::default();
         if !self.keep.all {

@@ -1,4 +1,4 @@
-//! Of weights that every rank has, the part that goes with a rank's heads, where ranks share a sequence.
+//! The part of weights that every rank has which goes with a rank's heads, where ranks share a sequence.
 
 use crate::exec::kernels::exchange::Moved;
 use crate::plan::Mesh;
@@ -10,7 +10,7 @@ use crate::spec::MambaSpec;
 pub fn own(kernel: &SsmKernel, ranks: HeadRanks, views: &[Mesh], rank: u32) -> Vec<Moved> {
     let (all, here, place) = (&kernel.mamba, kernel.mamba.share(ranks.all()), ranks.place(views, rank));
     let group = place * all.groups / ranks.all();
-    // Of both, where columns of x, B and C begin, how far in the part's do, and how many there are.
+    // The columns of x, of B and of C: where they begin among all, where in the part, and how many the part has.
     let columns = |m: &MambaSpec| [0, m.inner(), m.inner() + m.bc_cols()];
     let [x, bc] = [place * here.inner(), group * all.state];
     let cut: Vec<[u64; 3]> = (0..3)
@@ -30,7 +30,7 @@ pub fn own(kernel: &SsmKernel, ranks: HeadRanks, views: &[Mesh], rank: u32) -> V
     taps.chain(biases).chain(heads).collect()
 }
 
-/// The same runs back, to be added.
+/// The runs of [`own`] back to where they came from, to be added.
 pub fn own_bwd(kernel: &SsmKernel, ranks: HeadRanks, views: &[Mesh], rank: u32) -> Vec<Moved> {
     let back = |moved: Moved| Moved { from: Some(moved.to), to: moved.from.unwrap_or(0), turn: 1, ..moved };
     own(kernel, ranks, views, rank).into_iter().map(back).collect()

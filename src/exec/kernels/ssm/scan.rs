@@ -21,7 +21,7 @@ struct Head<'a, T> {
     first: usize,
     head: usize,
     xbc: &'a [T],
-    /// By token: dt, and what stood before its softplus.
+    /// The head's dt by token, and what stood before its softplus.
     dt: Vec<T>,
     raw: Vec<T>,
     /// -exp(A), and D.
@@ -120,7 +120,7 @@ impl<T: Scalar> Head<'_, T> {
     fn backward(&self, dy: &[T], d_xbc: &mut [T]) -> (Vec<T>, [T; 3]) {
         let (p, n) = (self.m.head_dim, self.m.state);
         let states = self.states();
-        // Of the state behind a chunk.
+        // The gradient of the state behind a chunk.
         let mut d_state = vec![T::zero(); n * p];
         let mut d_dt = vec![T::zero(); self.m.seq];
         let [mut d_a, mut d_d] = [T::zero(); 2];

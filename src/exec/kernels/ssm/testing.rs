@@ -24,7 +24,7 @@ pub fn of(op: SsmOp, reads: &[&[f64]], size: usize) -> Vec<f64> {
     y
 }
 
-/// Of every row of `x`, some of its columns.
+/// Some columns of every row of `x`.
 pub fn columns(x: &[f64], row: usize, columns: std::ops::Range<usize>) -> Vec<f64> {
     x.chunks_exact(row).flat_map(|row| row[columns.clone()].to_vec()).collect()
 }

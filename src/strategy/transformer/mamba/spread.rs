@@ -9,7 +9,7 @@
 //! are summed where they come back. Convolution and scan take their heads' part of weights that every rank has, and leave
 //! the gradients of that part alone: the sum over replicas, which goes over these ranks as well, joins them.
 //!
-//! What travels comes rank after rank; tokens are put in the order of the sequence, in which a ring may have cut them
+//! Exchanged tokens come rank after rank; they are put in the order of the sequence, in which a ring may have cut them
 //! another way (`_undo_attention_load_balancing`).
 
 use super::super::super::head_exchange::{HeadExchange, Parcel, Way};
@@ -24,28 +24,28 @@ use crate::spec::{MambaSpec, Parallelism};
 pub struct Spread {
     by: HeadRanks,
     exchange: HeadExchange,
-    /// z, x, B, C and dt travel in an all-to-all each.
+    /// Whether z, x, B, C and dt travel in an all-to-all each.
     separate: bool,
 }
 
 pub struct Scratch {
-    /// What the first projection makes of the tokens here, and its gradient.
+    /// The first projection's output for the tokens of this rank, and its gradient.
     pub proj: Buf,
     pub d_proj: Buf,
     /// The output of the scan times the gate for all tokens, and the gradient of that.
     gated: Buf,
     d_gated: Buf,
-    /// The gradient of what the norm is given.
+    /// The gradient of the norm's input.
     d_gated_local: Buf,
     to_heads: Parcel,
     to_tokens: Parcel,
-    /// The part of the convolution's weights and of the heads' that goes with the heads here, and its gradient.
+    /// The convolution's weights and the heads' parameters of this rank's heads, and their gradients.
     own: [Buf; 2],
     d_own: [Buf; 2],
 }
 
 impl Spread {
-    /// None where a rank has the whole of a sequence. `segs`: the positions of its tokens.
+    /// The exchange around a scan; `None` where a rank has whole sequences. `segs`: the positions of its tokens.
     pub fn new(
         par: &Parallelism,
         [batch, seq]: [u64; 2],
@@ -56,7 +56,7 @@ impl Spread {
         let by = HeadRanks { ring: par.ring, ulysses: par.ulysses };
         let both = [(par.ring, Axis::Cp), (par.ulysses, Axis::Up)];
         let axes = both.into_iter().filter(|(degree, _)| *degree > 1).map(|(_, axis)| axis).collect();
-        // Of consecutive parts rank order is that of the sequence.
+        // With consecutive parts the rank order is that of the sequence.
         let order = (par.ring > 1).then(|| segs.clone());
         let exchange = HeadExchange { ranks: by.all(), axes, batch, seq, order, dtype, engine: engines.collective };
         (by.all() > 1).then_some(Spread { by, exchange, separate: par.options.a2a_separate })
@@ -72,7 +72,7 @@ fn parts(m: &MambaSpec) -> [HeadPart; 3] {
     [HeadPart::new(2, m.heads, m.head_dim), HeadPart::new(2, m.groups, m.state), HeadPart::new(1, m.heads, 1)]
 }
 
-/// Of the convolution's weights and of the heads' parameters.
+/// Elements of the convolution's weights, and of the heads' parameters.
 fn own_elems(here: &MambaSpec) -> [u64; 2] {
     [here.conv_cols() * (here.conv + 1), 3 * here.heads]
 }
@@ -98,12 +98,12 @@ impl Mamba {
         }
     }
 
-    /// A kernel about the tokens here, or about all weights.
+    /// A kernel on the tokens of this rank, or on all weights.
     fn local(&self, op: SsmOp) -> Kernel {
         Kernel::Ssm(SsmKernel { batch: self.batch, seq: self.seq, mamba: self.spec, op })
     }
 
-    /// This rank's part of the weights.
+    /// Takes this rank's part out of the weights.
     fn own(&self, b: &mut Builder, label: &str, w: Flats, (spread, ss): (&Spread, &Scratch)) {
         b.compute(label, self.local(SsmOp::Own(spread.by)), &[w.at(self.rows.conv), w.at(self.rows.heads)], &ss.own);
     }
