@@ -1,6 +1,7 @@
 //! What a timeline and a layout of memory say about a plan: a [`Row`] of a study, and a [`Report`] for a reader.
 
 pub mod human;
+pub mod record;
 mod row;
 mod text;
 
@@ -15,6 +16,7 @@ use crate::plan::route::dropped;
 use crate::spec::StackSpec;
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
+use record::Quantity;
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, Normal};
 
@@ -55,6 +57,12 @@ impl Costed<'_> {
         }
     }
 
+    /// How published runs like it came out; of none where nobody publishes any.
+    fn record(&self, quantity: Quantity) -> Vec<record::Line> {
+        let kind = self.plan.about.model_spec.as_ref().map(record::Kind::of);
+        record::of(quantity, self.cluster.gpu.architecture, kind)
+    }
+
     /// Everything `estimate` shows.
     pub fn report(&self) -> Report {
         let usage = self.timeline.mean();
@@ -71,9 +79,11 @@ impl Costed<'_> {
             plan: self.plan.hash(),
             interval_95_s: interval(step, usage.spread()),
             interval_rests_on: INTERVAL_RESTS_ON,
+            record: self.record(Quantity::Step),
+            memory_record: self.record(Quantity::Memory),
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
-            others_s: usage.turns,
+            others_s: usage.bubble,
             offload_s: usage.offload,
             offload_busy_s: usage.aside,
             exposed: axes(&usage.exposed),
@@ -141,6 +151,10 @@ pub struct Report {
     pub plan: String,
     pub interval_95_s: [f64; 2],
     pub interval_rests_on: &'static str,
+    /// How published runs on such GPUs and of such models came out, by software, in measured over predicted steps.
+    pub record: Vec<record::Line>,
+    /// The same of peaks of memory.
+    pub memory_record: Vec<record::Line>,
     /// Time of the compute lane by kernel, as if alone on the device.
     pub kernels: Vec<Share>,
     /// Time that kernels lost to communication kernels on the same SMs.

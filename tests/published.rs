@@ -1,9 +1,11 @@
 //! Published measurements: no group's error grows past what it was when it was last looked at.
-//! `UPDATE_GOLDEN=1 cargo test --test published` records the errors of today.
+//! `UPDATE_GOLDEN=1 cargo test --test published` records the errors of today, and how each run came out (the record).
 
+use foretrain::published::record::came;
 use foretrain::published::summary::Errors;
 use foretrain::published::{Case, Facts, Summary, Verdict, load, predict};
-use std::collections::BTreeMap;
+use foretrain::report::record::{self, Came, Generation, Kind, Quantity};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +20,7 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 39] = [
+const BLIND: [&str; 40] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
@@ -58,6 +60,7 @@ const BLIND: [&str; 39] = [
     "blind_training_14.json",
     "blind_training_15.json",
     "blind_training_16.json",
+    "blind_training_17.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.
@@ -100,11 +103,14 @@ impl Held {
     }
 }
 
-/// By file and group, as lines that a person reads; of a lot, all of it.
-fn today() -> BTreeMap<String, Held> {
-    let mut held = BTreeMap::new();
+/// What is found today: errors by file and group, as lines that a person reads, of a lot, all of it; and how each run came out.
+fn today() -> (BTreeMap<String, Held>, Vec<Came>) {
+    let (mut held, mut runs) = (BTreeMap::new(), Vec::new());
     for file in FILES.iter().chain(&BLIND) {
         let (cases, found) = verdicts(file);
+        // Most of its steps are in other files, too.
+        let counts = |c: &Came| *file != "blind_memory.json" || c.quantity == Quantity::Memory;
+        runs.extend(cases.iter().zip(&found).flat_map(|(case, verdict)| came(case, verdict)).filter(counts));
         let summary = Summary::of(&cases, &found);
         let groups = summary.groups.iter().filter(|_| FILES.contains(file));
         for group in groups.chain([&summary.overall]) {
@@ -114,7 +120,7 @@ fn today() -> BTreeMap<String, Held> {
             held.insert(format!("{file}: memory of {}", group.group), Held::of(group));
         }
     }
-    held
+    (held, runs)
 }
 
 fn recorded(path: &Path) -> BTreeMap<String, Held> {
@@ -134,7 +140,7 @@ fn recorded(path: &Path) -> BTreeMap<String, Held> {
 #[test]
 fn no_groups_error_grows() {
     let path = home().join("tests/golden/published.txt");
-    let today = today();
+    let (today, runs) = today();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         let mut text = String::new();
         for (group, held) in &today {
@@ -142,6 +148,9 @@ fn no_groups_error_grows() {
             writeln!(text, "{median:.1}%  {p90:.1}%  {predicted}/{cases}  {group}").unwrap();
         }
         std::fs::write(&path, text).unwrap();
+        let mut csv = csv::Writer::from_writer(Vec::new());
+        runs.iter().for_each(|run| csv.serialize(run).unwrap());
+        std::fs::write(record_file(), csv.into_inner().unwrap()).unwrap();
     }
     let recorded = recorded(&path);
     assert_eq!(recorded.keys().collect::<Vec<_>>(), today.keys().collect::<Vec<_>>(), "the groups are others");
@@ -151,6 +160,39 @@ fn no_groups_error_grows() {
     };
     let worse: Vec<String> = today.iter().filter_map(worse).collect();
     assert!(worse.is_empty(), "find the cause, or record it with UPDATE_GOLDEN=1:\n{}", worse.join("\n"));
+    the_record_says_what_is_found(&runs);
+}
+
+fn record_file() -> PathBuf {
+    home().join("traces/published/record.csv")
+}
+
+/// What `estimate` says of published runs is what is found for them today, to a hundredth.
+fn the_record_says_what_is_found(today: &[Came]) {
+    let shipped = record::read(&std::fs::read_to_string(record_file()).unwrap()).unwrap();
+    assert!(shipped.iter().filter(|c| c.quantity == Quantity::Step).count() > 1000);
+    let generations: BTreeSet<Generation> = shipped.iter().map(|c| c.generation).collect();
+    for (quantity, generation, kind) in generations
+        .iter()
+        .flat_map(|generation| {
+            [Quantity::Step, Quantity::Memory].map(|q| [Kind::Dense, Kind::Mixture].map(|k| (q, *generation, k)))
+        })
+        .flatten()
+    {
+        let of = |runs: &[Came]| record::lines(runs, quantity, generation, Some(kind));
+        let (said, found) = (of(&shipped), of(today));
+        let about = format!("{quantity:?} of {kind:?} on {generation:?}");
+        assert_eq!(said.len(), found.len(), "{about}");
+        for (said, found) in said.iter().zip(&found) {
+            let near = |(a, b): (&f64, &f64)| (a / b - 1.0).abs() < 0.01;
+            let same = (said.software, &said.of, said.runs, said.sources)
+                == (found.software, &found.of, found.runs, found.sources);
+            assert!(
+                same && said.ratio.iter().zip(&found.ratio).all(near),
+                "{about}: UPDATE_GOLDEN=1 records it:\n{said:?}\n{found:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl Flags {
         let cluster = ClusterSpec::find(&self.cluster)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
         let (window, near_and_far) = Question::windows_of(&model);
+        let own_kv_heads = Question::default_kv_heads(&model);
         fn or<T: Clone>(list: &[T], default: impl FnOnce() -> Vec<T>) -> Vec<T> {
             if list.is_empty() { default() } else { list.to_vec() }
         }
@@ -78,7 +79,7 @@ impl Flags {
             window,
             near_and_far,
             model: model.name,
-            kv_heads: or(&self.kv_heads, || Question::default_kv_heads(model.heads)),
+            kv_heads: or(&self.kv_heads, || own_kv_heads.clone()),
             links: or(&self.links, || node.into_iter().chain(network).collect()),
             ranks: or(&self.ranks, || (1..=6).map(|log| 1 << log).filter(fits).collect()),
             seq_len: or(&self.seq_len, || (13..=20).map(|log| 1 << log).collect()),
@@ -120,8 +121,8 @@ fn render(question: &Question, cells: &[Cell]) -> String {
     };
     format!(
         "Causal attention of {model} ({heads} heads of {head_dim}{seen}), forward and backward, {}, on GPUs of {cluster}, \
-         stack {stack}\n\nWho wins from which sequence length on (U Ulysses, R ring, = within 2 %, - neither runs), \
-         by ranks:\n\n{}\nWhy:\n\n{}",
+         stack {stack}\n\nWho wins from which sequence length on (U Ulysses, R ring, = within 2 %, X neither runs; \
+         `U, R 64K`: Ulysses, and the ring from 64K on), by ranks:\n\n{}\nWhy:\n\n{}",
         dtype.name(),
         winners(question, cells),
         causes(cells)
@@ -154,12 +155,12 @@ fn turns<'a>(cells: impl Iterator<Item = &'a Cell>) -> String {
             Winner::Ulysses => "U",
             Winner::Ring => "R",
             Winner::Even => "=",
-            Winner::None => "-",
+            Winner::None => "X",
         };
         let from = if parts.is_empty() { String::new() } else { format!(" {}", tokens(cell.seq_len).replace(' ', "")) };
         parts.push(format!("{letter}{from}"));
     }
-    parts.join(" ")
+    parts.join(", ")
 }
 
 /// How often each way wins for each cause, with the clearest of its points.

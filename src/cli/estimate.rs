@@ -2,7 +2,7 @@
 
 use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
-use super::{Answer, Output, grouped, issued};
+use super::{Answer, Output, software};
 use crate::error::{Error, Result};
 use crate::report::{Report, Training};
 use clap::Args;
@@ -40,8 +40,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let layout = chosen.case.layout(&plan)?;
     let timeline = chosen.case.cost(&plan)?;
-    let otherwise = [grouped::note(&chosen, &plan, &timeline)?, issued::note(&chosen, &plan, &timeline)?];
-    let notes = chosen.notes().into_iter().chain(otherwise.into_iter().flatten()).collect();
+    let notes = chosen.notes().into_iter().chain(software::notes(&chosen.case, &plan, &timeline)?).collect();
     let report = chosen.case.costed(&plan, &layout, &timeline).report();
     let training = flags.tokens.and_then(|tokens| Training::of(tokens, &report.row));
     let report = Report { notes, training, row: chosen.remedied(report.row)?, ..report };

@@ -2,7 +2,7 @@
 
 use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
-use super::{Answer, Output, list_of};
+use super::{Answer, Output, list_of, software};
 use crate::error::{Error, Result};
 use crate::goodput::Run;
 use crate::goodput::checkpoint::{Checkpoint, state_bytes};
@@ -111,7 +111,8 @@ impl Flags {
             });
         }
         let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
-        let row = chosen.case.row_of(&chosen.plan()?)?;
+        let plan = chosen.plan()?;
+        let row = chosen.case.row_of(&plan)?;
         let (time_s, costed) = match (self.step_time, row.feasible, row.step_time_s) {
             (None, true, Some(costed)) => (costed, costed),
             // Whoever has timed the step knows that it runs.
@@ -121,6 +122,12 @@ impl Flags {
         let options = &chosen.point.par.options;
         let state =
             self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype, options), Bytes::value);
+        // Of a step that was timed they say nothing.
+        let otherwise = match self.step_time {
+            None => software::notes(&chosen.case, &plan, &chosen.case.cost(&plan)?)?,
+            Some(_) => vec![],
+        };
+        let nodes = other_nodes(&chosen.case.cluster.spec, fleet);
         Ok(Step {
             what: format!("{} on {} of {}", row.model, counted(row.gpus, "GPU"), row.cluster),
             gpus: row.gpus,
@@ -128,7 +135,7 @@ impl Flags {
             // A step that takes longer than costed uses the GPUs less.
             mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),
             state_bytes: state,
-            notes: chosen.notes().into_iter().chain(other_nodes(&chosen.case.cluster.spec, fleet)).collect(),
+            notes: chosen.notes().into_iter().chain(nodes).chain(otherwise).collect(),
             tokens: Some(row.global_batch as f64 * row.seq_len as f64),
         })
     }

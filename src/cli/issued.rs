@@ -1,11 +1,11 @@
 //! What a step takes where a CPU issues it op by op: frameworks without CUDA graphs, at few tokens a microbatch.
 
-use super::chosen::Chosen;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::published::recipe::{Half, eager_call};
 use crate::report::human::{percent, seconds};
 use crate::spec::{Architecture, StackSpec};
+use crate::sweep::Case;
 use crate::timeline::Timeline;
 use crate::units::Seconds;
 
@@ -20,8 +20,8 @@ const OPS_OF_A_STEP: f64 = 12.0;
 const LONGER: f64 = 1.05;
 
 /// That the step would be longer, if it would be by much.
-pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<String>> {
-    let (case, about) = (&chosen.case, &plan.about);
+pub fn note(case: &Case, plan: &Plan, timeline: &Timeline) -> Result<Option<String>> {
+    let about = &plan.about;
     let gpu = &case.cluster.gpu;
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
     let options = &about.par.options;
@@ -30,7 +30,7 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
         None => (Half::Dense, EAGER),
     };
     let eager = StackSpec::find(name)?;
-    let mut launch = eager.host_launch;
+    let mut launch = eager.host_launch.clone();
     launch.value = Seconds::new(eager_call(half, options.fp8, options.tp_overlap));
     let each = case.cluster.spec.issued_in(launch.value);
     let step = timeline.step.value();
@@ -41,18 +41,29 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
         return Ok(None);
     }
     let runs = gpu.attention.contains_key(&eager.attention_kernel.value);
-    let see = if runs { format!(", see stack {name}") } else { String::new() };
+    let others = match (&eager.group_start, &case.stack.group_start) {
+        (Some(_), None) => ", and multiplies by one expert's weights after the other",
+        _ => "",
+    };
+    let see = match runs && case.stack.name != name {
+        true => format!(
+            "; stack {name} has {}{others}",
+            seconds(case.cluster.spec.issued_in(eager.host_launch.value).value())
+        ),
+        false => String::new(),
+    };
     let mut issued = case.with_model(case.model.clone());
     issued.stack = issued.stack.issuing(launch);
-    let eager = issued.cost(plan)?;
-    let longer = eager.step.value();
+    let found = issued.cost(plan)?;
+    let longer = found.step.value();
     Ok((longer > LONGER * step).then(|| {
         format!(
-            "host: a CPU that takes {} an op, as Megatron without CUDA graphs does, makes the step {}, {} of it waiting for \
+            "host: a CPU that takes {} an op, as Megatron without CUDA graphs does{}, makes the step {}, {} of it waiting for \
              that CPU; {} an op is what stack {} has{see}",
             seconds(each.value()),
+            if options.fp8 { " in FP8" } else { "" },
             seconds(longer),
-            percent(eager.mean().host / longer),
+            percent(found.mean().host / longer),
             seconds(case.machine().host_launch().value()),
             case.stack.name,
         )

@@ -29,6 +29,7 @@ mod run;
 mod search;
 mod selftest;
 mod simulate;
+mod software;
 mod sweep;
 mod validate;
 

@@ -2,7 +2,7 @@
 
 use super::{Answer, Output, list_of};
 use crate::error::Result;
-use crate::plot::draw;
+use crate::plot::{draw, unfinished};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
@@ -22,7 +22,10 @@ pub struct Flags {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let out = flags.out.as_deref().unwrap_or(&flags.study);
-    let files = draw(&flags.study.join("rows.csv"), out)?;
-    let text = files.iter().map(|f| format!("wrote {}\n", f.display())).collect();
-    Ok(Answer::new(text, &json!({"files": list_of(&files)})))
+    let rows = flags.study.join("rows.csv");
+    let files = draw(&rows, out)?;
+    let unfinished = unfinished(&rows)?;
+    let note = unfinished.iter().map(|said| format!("note: {said}; start the study again to go on with it\n"));
+    let text = note.chain(files.iter().map(|f| format!("wrote {}\n", f.display()))).collect();
+    Ok(Answer::new(text, &json!({"files": list_of(&files), "unfinished": unfinished})))
 }

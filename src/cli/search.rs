@@ -5,11 +5,12 @@ use super::config::{
 };
 use super::interrupt::Interrupt;
 use super::progress::bar;
-use super::{Answer, Output, list_of};
+use super::{Answer, Output, list_of, software};
 use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
+use crate::report::record;
 use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
 use crate::sweep::search::{
@@ -31,7 +32,8 @@ Lists are separated by commas: a choice is among their values, and what is not s
 the most promising are costed first, until none that is left can be among the best. Then words of `foretrain options` that\n\
 leave degrees alone are tried on the best three, and words that save memory on ways that lack nothing else and may be faster.\n\
 Words that change numerics (fp8, dispatch-fp8, bf16-grads ..) are costed on the fastest, and not chosen. With --out rows are\n\
-written as they are found, and a search that was stopped goes on.")]
+written as they are found, and a search that was stopped goes on. A dense model over hundreds of GPUs takes seconds, a large\n\
+mixture with everything open minutes: --within 5, and lists of your own, shorten that.")]
 pub struct Flags {
     /// A shipped model, or the path of a Hugging Face config.json
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
@@ -57,6 +59,9 @@ pub struct Flags {
     /// How many of the fastest are found for certain
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=1000))]
     best: u64,
+    /// Percent that a way which was not costed may be faster by than the slowest of these: fewer ways have to be costed
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = slack)]
+    within: f64,
     /// Tensor parallelism [default: 1, 2, 4 and 8 within a node]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     tp: Vec<u32>,
@@ -115,6 +120,11 @@ pub struct Flags {
     output: Output,
 }
 
+fn slack(text: &str) -> std::result::Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "write percent from 0 to 100, as in 5".into())
+}
+
 fn schedule(text: &str) -> std::result::Result<Schedule, String> {
     let known = || Schedule::ALL.map(Schedule::name).join(", ");
     Schedule::ALL.into_iter().find(|s| s.name() == text).ok_or_else(|| format!("{text:?} is none of {}", known()))
@@ -158,6 +168,7 @@ impl Flags {
             documents: self.documents.clone().unwrap_or_default(),
             no_mtp: self.no_mtp,
             best: self.best as usize,
+            slack: self.within / 100.0,
             space: self.space(&case),
         };
         question.check()?;
@@ -220,6 +231,8 @@ struct Printed<'a> {
     /// What the model's file states that no plan has, and lists of values that may be too short.
     notes: &'a [String],
     found: &'a [Found],
+    /// How published runs on such GPUs and of such models came out.
+    record: &'a [record::Line],
     files: Vec<String>,
 }
 
@@ -241,9 +254,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
-    let mut notes = question.spec()?.notes;
+    let model = question.spec()?;
+    let record = record::like(&question.cluster, &model)?;
+    let mut notes = model.notes;
+    let case = question.case()?;
     for found in &found {
         notes.extend(flags.at_an_end(&question, found)?);
+        if let Some(best) = found.best.first() {
+            let otherwise = software::notes_of(&case, best)?;
+            let (length, batch) = (tokens(found.seq_len), found.global_batch);
+            notes.extend(otherwise.into_iter().map(|note| format!("of the fastest at {length} x {batch}: {note}")));
+        }
     }
     let mut text = human::notes(&notes);
     text.push_str(&format!(
@@ -255,9 +276,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         question.dtype.name(),
         packed(&question.documents)
     ));
-    found.iter().for_each(|found| text.push_str(&render(found)));
+    found.iter().for_each(|found| text.push_str(&render(found, flags.within)));
+    text.push_str(&format!("\n{}", record::sentence(&record)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
-    let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
+    let printed =
+        Printed { question: &question, notes: &notes, found: &found, record: &record, files: list_of(&files) };
     let nothing_fits = found.iter().all(|found| found.best.is_empty());
     let error = (nothing_fits || interrupt.asked()).then(|| {
         if interrupt.asked() {
@@ -314,13 +337,16 @@ fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     ))
 }
 
-fn render(found: &Found) -> String {
+fn render(found: &Found, within: f64) -> String {
     let mut text = format!(
         "\n{} tokens a sequence, {} sequences a step\n{}",
         tokens(found.seq_len),
         found.global_batch,
         counted(&found.counts)
     );
+    if within > 0.0 && found.counts.left == 0 {
+        text.push_str(&format!("a way that was not costed may be faster than the last of the fastest by {within} %\n"));
+    }
     if found.best.is_empty() && found.counts.left > 0 {
         return text;
     }
@@ -389,7 +415,7 @@ fn ways(rows: &[Row]) -> String {
             (at + 1).to_string(),
             seconds(row.step_time_s.unwrap_or(f64::NAN)),
             percent(row.mfu.unwrap_or(f64::NAN)),
-            row.peak_mem_bytes.map_or(String::new(), |b| bytes(b as f64)),
+            row.memory(),
             degrees(row),
             if row.options == "default" { String::new() } else { row.options.clone() },
             row.limit.clone(),

@@ -10,8 +10,10 @@ use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, counted, seconds, tokens};
+use crate::report::record;
 use crate::spec::{Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
+use crate::sweep::grid::cross;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
 use serde::Serialize;
@@ -216,6 +218,8 @@ struct Found<'a> {
     /// What the model's file states that no plan has.
     notes: Vec<String>,
     best: Vec<summary::Best>,
+    /// How published runs on such GPUs and of such models came out.
+    record: Vec<record::Line>,
     kept_rows: usize,
     files: Vec<String>,
     /// Time in which the rows were computed, and what half of them took no longer than, on one core.
@@ -236,12 +240,15 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let took = started.elapsed().as_secs_f64();
     let mut files = study.files.clone();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
-    let notes = grid.spec()?.notes;
-    let text = human::notes(&notes) + &render(&grid, &study, took, &files);
+    let model = grid.spec()?;
+    let record = record::like(&grid.cluster, &model)?;
+    let notes = model.notes;
+    let text = human::notes(&notes) + &render(&grid, &study, took, &record::sentence(&record), &files);
     let found = Found {
         study: &grid,
         notes: notes.clone(),
         best: summary::best(&study.rows),
+        record,
         kept_rows: study.kept,
         files: list_of(&files),
         took_s: took,
@@ -251,7 +258,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     Ok(Answer::new(text, &found))
 }
 
-fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
+fn render(grid: &Grid, study: &Study, took: f64, record: &str, files: &[PathBuf]) -> String {
     let batch = match &grid.batch {
         Batch::TokensPerStep(n) => format!("{} tokens a step", tokens(*n)),
         Batch::GlobalBatch(list) => {
@@ -277,12 +284,9 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
     let each =
         study.median.map_or(String::new(), |m| format!(", {} a row (median, on one core)", seconds(m.as_secs_f64())));
     text.push_str(&format!("{} rows, {feasible} that run{kept}; {took:.2} s{each}\n", study.rows.len()));
+    text.push_str(record);
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     text
-}
-
-fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
-    a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
 }
 
 #[cfg(test)]

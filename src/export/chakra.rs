@@ -36,6 +36,8 @@ use std::path::{Path, PathBuf};
 pub const VERSION: &str = "0.0.4";
 /// A file a rank: of more ranks than this nobody wants them.
 pub const MOST_RANKS: u32 = 4096;
+/// Nobody wants to find a disk full of them.
+const MOST_BYTES: u64 = 8_000_000_000;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct GlobalMetadata {
@@ -141,6 +143,16 @@ pub fn write(dir: &Path, plan: &Plan, timeline: &Timeline, class_of: &[u32]) -> 
         let nodes = Trace { plan, line: &lines[&program], rank, class, groups: &mut groups }.nodes()?;
         let mut bytes = GlobalMetadata { version: VERSION.into() }.encode_length_delimited_to_vec();
         nodes.iter().for_each(|node| bytes.extend(node.encode_length_delimited_to_vec()));
+        let all = bytes.len() as u64 * u64::from(plan.ranks());
+        if rank == 0 && all > MOST_BYTES {
+            let why = format!(
+                "a file of {:.0} MB for each of {} ranks makes {:.0} GB; a smaller --global-batch, fewer layers or GPUs make less",
+                bytes.len() as f64 * 1e-6,
+                plan.ranks(),
+                all as f64 * 1e-9
+            );
+            return Err(Error::spec("--chakra", "size", why));
+        }
         let path = dir.join(format!("foretrain.{rank}.et"));
         std::fs::write(&path, bytes).map_err(Error::io(&path))?;
         written.push(path);

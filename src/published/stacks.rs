@@ -30,6 +30,12 @@ impl Stacks {
         StackSpec { unfused, ..stack }
     }
 
+    /// The stack with the library's settings for sends that come with recipes.
+    pub fn tuned(&self, stack: StackSpec) -> StackSpec {
+        let tuned_sends = self.all.iter().find_map(|of| of.tuned_sends.clone());
+        StackSpec { tuned_sends, ..stack }
+    }
+
     /// The stack with a library whose trees were slower.
     pub fn with_slow_trees(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
         let older = self.all.iter().find_map(|of| of.tree_rate.clone());
@@ -55,7 +61,10 @@ impl Stacks {
     pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
         let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);
         let of_gpu = || self.all.iter().filter(there).filter(|s| of_maker(&s.name, gpu));
-        let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| s.attention_kernel.value == *kernel));
+        // Of several with one kernel the plain one, whose name says no more than that.
+        let with =
+            |kernel: &&str| of_gpu().filter(|s| s.attention_kernel.value == **kernel).min_by_key(|s| s.name.len());
+        let wanted = kernels.iter().find_map(with);
         // What fuses nothing runs everywhere: on a GPU from before FlashAttention 2, too.
         let any = || of_gpu().find(|s| s.fuses_attention()).or_else(|| of_gpu().next());
         wanted.or_else(any).ok_or_else(|| {
@@ -104,5 +113,7 @@ mod tests {
         };
         assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa1");
         assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
+        let gb200 = GpuSpec::find("gb200").unwrap();
+        assert_eq!(stacks.with_kernel(&["cudnn"], &gb200).unwrap().name, "nccl-cudnn");
     }
 }

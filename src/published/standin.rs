@@ -4,7 +4,7 @@
 
 use super::options::with_words;
 use super::split::Split;
-use crate::spec::{Fold, LlmSpec, Mlp, Norm, Positions};
+use crate::spec::{Fold, LlmSpec, Mlp, Positions};
 
 /// A substitution: the word of the refusal that asks for it, what is said of it, and the change.
 struct Line {
@@ -29,7 +29,6 @@ const LINES: &[Line] = &[
         said: "a pipeline that does not halve its backward passes",
         change: |_, s| s.par.options.zb_h1 = false,
     },
-    Line { refusal: "LayerNorm", said: "RMSNorm for LayerNorm", change: |m, _| m.norm = Norm::Rms },
     // Three matrices of two thirds the width have the weights and FLOPs of two; 64 lets tensor parallelism cut it.
     Line {
         refusal: "GELU",
@@ -43,18 +42,11 @@ const LINES: &[Line] = &[
     },
     Line { refusal: "biases", said: "no biases", change: |m, _| (m.bias, m.qkv_bias) = (false, false) },
     Line { refusal: "dropout", said: "no dropout", change: |m, _| m.dropout = 0.0 },
-    Line { refusal: "sliding window", said: "attention without window", change: |m, _| m.window = None },
     Line { refusal: "parallel block", said: "a block in sequence", change: |m, _| m.parallel_block = false },
     Line {
         refusal: "latent attention",
         said: "grouped queries with as much work for latent attention",
         change: grouped,
-    },
-    // As wide as the experts that a token visits, in every model that has both.
-    Line {
-        refusal: "layers of two kinds",
-        said: "experts in every layer",
-        change: |m, _| m.moe.iter_mut().for_each(|moe| moe.dense_layers = 0),
     },
     Line { refusal: "localized filtering", said: "no localized filtering", change: |m, _| m.lfa = false },
     Line {
@@ -63,11 +55,6 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.zero = s.par.zero.saturating_sub(1),
     },
     Line { refusal: "is not a multiple of dp", said: "a batch that the replicas share evenly", change: even_batch },
-    Line {
-        refusal: "slopes on distances",
-        said: "rotary positions for slopes on distances",
-        change: |m, _| m.positions = Positions::Rope,
-    },
     Line { refusal: "do not split evenly", said: "stages as even as they can be", change: even_stages },
     // Full recomputation makes all of it again.
     Line {
@@ -172,6 +159,6 @@ mod tests {
         assert!(stand_in("zero: stage 3 is not there", &mut model, &mut split).is_some());
         assert_eq!(split.par.zero, 2);
         // A second time there is nothing left to change.
-        assert_eq!(stand_in("model: GPT has LayerNorm", &mut model, &mut split), None);
+        assert_eq!(stand_in("model: GPT has GELU, which no plan has", &mut model, &mut split), None);
     }
 }

@@ -3,6 +3,7 @@
 use super::case::{Case, Facts};
 use super::release;
 use super::verdict::Verdict;
+use crate::compare::stats::quantile;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -77,14 +78,6 @@ fn errors(name: &str, group: &[Option<f64>]) -> Errors {
         p90: quantile(&absolute, 0.9),
         bias: quantile(&signed, 0.5),
     }
-}
-
-/// Of sorted values, between two of them by proportion; 0 of none.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
-    let at = q * last as f64;
-    let (low, high) = (sorted[at as usize], sorted[(at as usize + 1).min(last)]);
-    low + (high - low) * at.fract()
 }
 
 fn ordering(cases: &[Case], verdicts: &[Verdict]) -> Ordering {
@@ -218,13 +211,5 @@ mod tests {
         let (cases, verdicts): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
         // Each of the first two beside the third; the fourth, another system, took as long as the first two.
         assert_eq!(Summary::of(&cases, &verdicts).ordering.pairs, 3);
-    }
-
-    #[test]
-    fn quantiles_lie_between_values() {
-        assert_eq!(quantile(&[], 0.5), 0.0);
-        assert_eq!(quantile(&[3.0], 0.9), 3.0);
-        assert_eq!(quantile(&[1.0, 2.0], 0.5), 1.5);
-        assert!((quantile(&[0.0, 1.0, 2.0], 0.9) - 1.8).abs() < 1e-12);
     }
 }

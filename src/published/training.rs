@@ -2,6 +2,7 @@
 
 use super::case::Training;
 use super::convention::Convention;
+use super::family::family;
 use super::known::filled_in;
 use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
@@ -28,6 +29,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::{Layout, with_kept};
 use crate::plan::unfused::AT_A_TIME;
 use crate::report::made_of;
+use crate::report::record::{Generation, Kind, Like};
 use crate::spec::{Dtype, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::lengths::{bisect, grain};
@@ -38,10 +40,6 @@ use crate::units::Seconds;
 /// over by as much may still have fitted. With 1.2 or 1.05 more runs would be taken to compute again than did: in the shared
 /// table of runs errors below which 90 % are would go up, and runs of NeMo and Megatron-Bridge become 5 to 13 % too slow.
 const SPARE: f64 = 1.4;
-
-/// What sends reach of a NIC where NCCL's settings are tuned: 35.8 of 50 GB/s (B200 Vultr POC cluster test summary of
-/// 2026-05-18, section 10, `v2`); 33 of 50 by default on H20 with PXN (github issue NVIDIA/nccl-tests#321).
-const TUNED_SENDS: f64 = 0.716;
 
 /// The part of a run that trains, where tokens are told by the GPU-hours of all of it: evaluation, checkpoints, failures
 /// and what is done twice after them take the rest. About the median of 18 dense models' cards, from LLaMA and BLOOM to
@@ -274,9 +272,6 @@ impl Setup {
         found.cluster = machine.said.clone();
         found.why.append(&mut machine.why);
         let habits = Habits::of_run(run);
-        if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
-            out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
-        }
         narrowest(run, &mut machine.cluster.gpu, found);
         let dtype = whole(run, &mut machine.cluster.gpu, found);
         era::older_kernels(run, &mut machine.cluster.gpu);
@@ -292,6 +287,9 @@ impl Setup {
         }
         let (mut model, said) = sizes::model(run, habits)?;
         found.why.extend(said);
+        let (software, kind) = (family(&run.system), Kind::of(&model));
+        let generation = Generation::of(machine.cluster.gpu.architecture);
+        found.like = generation.map(|generation| Like { software, generation, kind });
         found.why.extend(sizes::assumed_window(&model, habits));
         found.why.extend(sizes::unknown_mamba(run, &model));
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
@@ -316,6 +314,7 @@ impl Setup {
             model.vocab = model.vocab.next_multiple_of(128 * tp);
         }
         let stack = era::older_library(run, machine.cluster.gpu.architecture, stack);
+        let stack = if habits.tuned_sends { shipped.stacks.tuned(stack) } else { stack };
         let stack = recipe::stack(run, &stack, split.par.options.tp_overlap, mixture::local(&model, split.par.ep));
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
         let indexed = model.moe.is_some() && indexes_rows(&run.system);

@@ -1,6 +1,7 @@
 //! One case, predicted.
 
 use super::case::Case;
+use crate::report::record::Like;
 use serde::Serialize;
 
 /// What was found for a case, before it is held against what was measured.
@@ -22,6 +23,8 @@ pub struct Prediction {
     /// GiB of the fullest GPU at its fullest moment, as the source counts them.
     pub mem_measured_gib: Option<f64>,
     pub mem_predicted_gib: Option<f64>,
+    /// What it has in common with other runs; of training runs.
+    pub like: Option<Like>,
 }
 
 /// A line of the table.
@@ -46,6 +49,9 @@ pub struct Verdict {
     pub mem_predicted_gib: Option<f64>,
     /// predicted / measured - 1.
     pub mem_rel_error: Option<f64>,
+    /// For the record; names of software are no finding.
+    #[serde(skip)]
+    pub like: Option<Like>,
 }
 
 impl Verdict {
@@ -69,6 +75,7 @@ impl Verdict {
             mem_measured_gib: found.mem_measured_gib,
             mem_predicted_gib: found.mem_predicted_gib,
             mem_rel_error: found.mem_predicted_gib.zip(found.mem_measured_gib).map(error),
+            like: found.like,
         }
     }
 

@@ -245,7 +245,7 @@ impl Row {
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
         self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
-        self.bubble_s = number(usage.turns);
+        self.bubble_s = number(usage.bubble);
         self.host_s = number(usage.host);
         self.bytes_scale_up = number(usage.bytes_scale_up);
         self.bytes_scale_out = number(usage.bytes_scale_out);
@@ -294,7 +294,7 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
         ("compute: memory-bound kernels".into(), rest),
         ("communication: SMs taken from compute".into(), slowed),
     ];
-    parts.push(("bubble: waiting for other ranks".into(), usage.turns));
+    parts.push(("bubble: waiting for other ranks".into(), usage.bubble));
     parts.push(("offload: copies and the CPU's kernels".into(), usage.offload));
     parts.push(("host: CPU issues ops too slowly".into(), usage.host));
     parts.extend(usage.exposed.iter().map(|(axis, s)| (format!("communication: {} exposed", axis.name()), *s)));

@@ -1,12 +1,14 @@
 //! A report as text for a terminal.
 
 use super::human::{self, Table, bytes, decimal, percent, seconds, tokens};
-use super::{Report, Row};
+use super::{Report, Row, record};
 
 impl Report {
     pub fn render(&self) -> String {
-        let parts = [self.headline(), self.time(), self.communication(), self.memory_table(), self.rests_on()];
-        parts.join("\n")
+        let step = self.row.step_time_s.unwrap_or(f64::NAN);
+        let record = record::tables(&self.record, step, &self.memory_record);
+        let parts = [self.headline(), self.time(), self.communication(), self.memory_table(), self.rests_on(), record];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
     }
 
     fn headline(&self) -> String {
@@ -50,7 +52,7 @@ impl Report {
     /// The interval of the step, and what it rests on.
     pub fn interval(&self) -> String {
         let [low, high] = self.interval_95_s.map(seconds);
-        format!("95 % between {low} and {high}: {}", self.interval_rests_on)
+        format!("95 % between {low} and {high}, if software does as planned: {}", self.interval_rests_on)
     }
 
     /// Where the time of the compute lane goes.
@@ -137,6 +139,13 @@ impl Report {
 }
 
 impl Row {
+    /// What tensors need, of the room that they have: what the stack reserves and libraries set aside is taken off that.
+    /// Nothing where no plan was laid out.
+    pub fn memory(&self) -> String {
+        let Some(peak) = self.peak_mem_bytes.map(|b| bytes(b as f64)) else { return String::new() };
+        self.mem_room_bytes.map_or_else(|| peak.clone(), |room| format!("{peak} of {}", bytes(room as f64)))
+    }
+
     /// The configuration in one line.
     pub fn what(&self) -> String {
         let length = match tokens(self.seq_len) {

@@ -1,7 +1,7 @@
 //! What software brings: which attention kernel, and what the communication library takes for itself.
 
 use super::gpu::Maker;
-use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, find, read};
+use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, check_ratio, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,10 @@ pub struct StackSpec {
     pub p2p_ctas: Sourced<u32>,
     /// What a send and receive take beyond the start and the latency of the links, both ends counted.
     pub p2p_latency: Sourced<Seconds>,
+    /// What sends between nodes reach of a GPU's part of the wire, where the library's settings for them are tuned; none: what
+    /// the cluster's file says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuned_sends: Option<Sourced<f64>>,
     /// What the steps of a collective between nodes take of those that were fitted for NCCL: 1 where they are its own.
     pub collective_latency: Sourced<f64>,
     /// Bus bandwidth that trees over several nodes have for large messages, at most (by the Simple protocol); none: what links
@@ -199,6 +203,9 @@ impl StackSpec {
         if let Some(times) = spec.forward_launches.as_ref().filter(|times| !(1..=100).contains(&times.value)) {
             let why = format!("{} is no number of times that an op takes longer (1 to 100)", times.value);
             return Err(Error::spec(&found.file, "forward_launches", why));
+        }
+        if let Some(part) = &spec.tuned_sends {
+            check_ratio(&found.file, "tuned_sends", part.value)?;
         }
         if let Some(rate) = spec.tree_rate.as_ref().filter(|rate| !(1e8..=1e13).contains(&rate.value.value())) {
             let why =

@@ -6,7 +6,7 @@ mod picture;
 use super::chosen::Chosen;
 use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
-use super::{Answer, Output, list_of, trace_with, write_file};
+use super::{Answer, Output, list_of, software, trace_with, write_file};
 use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::export::chakra;
@@ -295,6 +295,7 @@ fn over(
     let mut notes = chosen.notes();
     notes.extend(faults.iter().map(|fault| told(fault, timeline.step.value())));
     notes.extend(why.is_none().then(|| NO_PATH.to_string()));
+    notes.extend(software::notes(&chosen.case, plan, &chosen.case.cost(plan)?)?);
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
