@@ -51,7 +51,7 @@ pub struct Study {
 pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Study> {
     let case = grid.case()?;
     let points = grid.points()?;
-    let mut store = Store::open(grid, dir, fresh)?;
+    let mut store = Store::open(grid, Some(points.len()), dir, fresh)?;
     let outdated = !still_right(grid, &case, &points, store.rows());
     if outdated {
         store.clear()?;
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_folder_that_another_sweep_writes_into_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Store::open(&grid(), dir.path(), false).unwrap();
+        let first = Store::open(&grid(), Some(16), dir.path(), false).unwrap();
         let why = sweep(&grid(), dir.path(), true, &|_, _| {}).err().unwrap().to_string();
         assert!(why.contains("another sweep is writing") && why.contains("choose another --out"), "{why}");
         drop(first);

@@ -124,7 +124,8 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
         Some(title) => title,
         None => format!("MFU against sequence length: {model} on {gpus} of {cluster}"),
     };
-    let mut parts = vec![gpus, tokens_per_step(&all, notes)];
+    let mut parts: Vec<String> = notes.unfinished().into_iter().collect();
+    parts.extend([gpus, tokens_per_step(&all, notes)]);
     parts.extend(notes.text("dtype"));
     parts.push(stages(rows.iter()).join(" or "));
     parts.push(format!("stack {stack}"));

@@ -108,6 +108,11 @@ pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.concat())
 }
 
+/// What is to be said of a study that was stopped before all of its rows were there.
+pub fn unfinished(rows_csv: &Path) -> Result<Option<String>> {
+    Ok(Notes::beside(rows_csv)?.unfinished())
+}
+
 fn study_of(sheet: &Sheet) -> Study {
     let told_by = [
         ("ulysses_over_ring", Study::Crossover),

@@ -2,15 +2,20 @@
 
 use std::path::Path;
 
+use super::sheet::Sheet;
 use crate::error::{Error, Result, json};
 
 /// Top-level fields; none where there is no file.
-pub struct Notes(serde_json::Value);
+pub struct Notes {
+    fields: serde_json::Value,
+    /// Rows that are there, of those that the study asks for, where some are missing.
+    unfinished: Option<[u64; 2]>,
+}
 
 impl Notes {
     /// Nothing is noted.
     pub fn none() -> Notes {
-        Notes(serde_json::Value::Null)
+        Notes { fields: serde_json::Value::Null, unfinished: None }
     }
 
     /// Of the study that `rows_csv` belongs to.
@@ -20,23 +25,34 @@ impl Notes {
             return Ok(Notes::none());
         }
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        json::parse(path.display(), &text).map(Notes)
+        let mut notes = Notes { fields: json::parse(path.display(), &text)?, ..Notes::none() };
+        if let Some(points) = notes.number("points") {
+            let rows = Sheet::read(rows_csv)?.lines().count() as u64;
+            notes.unfinished = (rows < points).then_some([rows, points]);
+        }
+        Ok(notes)
+    }
+
+    /// What a picture of a study that was stopped has to say, as what is best so far may not be the best.
+    pub fn unfinished(&self) -> Option<String> {
+        let said = |[rows, points]: [u64; 2]| format!("STOPPED: only {rows} of {points} rows are there");
+        self.unfinished.map(said)
     }
 
     pub fn has(&self, field: &str) -> bool {
-        self.0.get(field).is_some()
+        self.fields.get(field).is_some()
     }
 
     pub fn text(&self, field: &str) -> Option<String> {
-        self.0.get(field).and_then(|v| v.as_str()).map(str::to_string)
+        self.fields.get(field).and_then(|v| v.as_str()).map(str::to_string)
     }
 
     /// A number in an object.
     pub fn within(&self, object: &str, field: &str) -> Option<u64> {
-        self.0.get(object)?.get(field)?.as_u64()
+        self.fields.get(object)?.get(field)?.as_u64()
     }
 
     pub fn number(&self, field: &str) -> Option<u64> {
-        self.0.get(field).and_then(|v| v.as_u64())
+        self.fields.get(field).and_then(|v| v.as_u64())
     }
 }

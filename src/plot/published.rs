@@ -7,6 +7,7 @@ use plotters::style::RGBColor;
 
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape, WIDTH, break_of, fitting_size, save};
+use crate::compare::stats::quantile;
 use crate::error::Result;
 
 /// What is held against what was measured.
@@ -149,7 +150,7 @@ fn figure(rows: &[Row], of: &Quantity) -> Vec<Mark> {
 fn titles(rows: &[Row], of: &Quantity) -> Vec<Mark> {
     let measured: Vec<&Row> = rows.iter().filter(|r| r.measured.is_some()).collect();
     let predicted = measured.iter().filter(|r| r.predicted.is_some()).count();
-    let median = quantile(measured.iter().map(|r| r.error()).collect(), 0.5);
+    let median = quantile(&measured.iter().map(|r| r.error()).collect::<Vec<_>>(), 0.5);
     let says = format!(
         "{predicted} of {} published cases predicted; median error of all {:.1} %, a missing prediction counted as 100 %",
         measured.len(),
@@ -246,7 +247,7 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
     marks.push(Mark::text((RIGHT + 100.0, TOP - 48.0), head, 15.0, INK, Align::Right));
     for (at, group) in groups.iter().enumerate() {
         let y = TOP + step * (at as f64 + 0.5);
-        let error = |q| quantile(group.rows.iter().map(|r| r.error()).collect(), q);
+        let error = |q| quantile(&group.rows.iter().map(|r| r.error()).collect::<Vec<_>>(), q);
         let (median, p90) = (error(0.5), error(0.9));
         let half = step * 0.28;
         marks.push(Mark::line(&[(NAMES, y), (x(p90), y)], group.color, 1.5));
@@ -272,14 +273,6 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
 fn clipped(name: &str) -> String {
     let short: String = name.chars().take(36).collect();
     if short.len() < name.len() { format!("{short}..") } else { short }
-}
-
-fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let Some(last) = values.len().checked_sub(1) else { return 0.0 };
-    let at = q * last as f64;
-    let (low, high) = (values[at as usize], values[(at as usize + 1).min(last)]);
-    low + (high - low) * at.fract()
 }
 
 #[cfg(test)]

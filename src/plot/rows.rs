@@ -62,7 +62,8 @@ impl Row {
     /// What all rows of a study have in common, as far as the first of them tells; `shown`: those that a picture has.
     pub(super) fn subtitle<'a>(&self, shown: impl Iterator<Item = &'a Row>, notes: &Notes) -> Vec<String> {
         let shown: Vec<&Row> = shown.collect();
-        let mut parts = vec![self.model.clone(), format!("{} of {}", counted(self.gpus, "GPU"), self.cluster)];
+        let mut parts: Vec<String> = notes.unfinished().into_iter().collect();
+        parts.extend([self.model.clone(), format!("{} of {}", counted(self.gpus, "GPU"), self.cluster)]);
         parts.push(tokens_per_step(&shown, notes));
         parts.extend(notes.text("dtype"));
         parts.push(stages(shown.into_iter()).join(" or "));

@@ -75,14 +75,16 @@ impl Kind {
     fn of(span: &Span, lane: &str) -> Kind {
         let Some(comm) = lane.strip_prefix("comm.") else {
             let attends = span.what.starts_with("attention");
-            let parts = || span.path.split('/').map(|part| part.split(['.', '[']).next().unwrap_or(part));
+            let both = is_backward_of_two(&span.path);
+            let passes = |part: &str| if both && part == "fwd" { "bwd" } else { part }.to_string();
+            let parts = || span.path.split('/').map(|part| passes(part.split(['.', '[']).next().unwrap_or(part)));
             let head = |part: &str| {
                 part == "head" || ["lm_head", "final_norm", "cross_entropy"].iter().any(|h| part.starts_with(h))
             };
             return match () {
-                _ if parts().any(head) => Kind::Head,
+                _ if parts().any(|part| head(&part)) => Kind::Head,
                 _ if parts().any(|part| part == "bwd") && attends => Kind::BackwardAttention,
-                _ if parts().any(|part| ["bwd", "weights", "embed_bwd"].contains(&part)) => Kind::Backward,
+                _ if parts().any(|part| ["bwd", "weights", "embed_bwd"].contains(&part.as_str())) => Kind::Backward,
                 _ if parts().any(|part| part == "fwd") && attends => Kind::ForwardAttention,
                 _ if parts().any(|part| part == "fwd" || part == "embed") => Kind::Forward,
                 _ => Kind::Other,
@@ -102,6 +104,14 @@ impl Kind {
     fn color(self) -> RGBColor {
         KINDS[self as usize].2
     }
+}
+
+/// Whether an op of two chunks side by side, `fwd.1.15+bwd.2.0[0]/layers[0]/rope_bwd`, is of the one that goes backward, which
+/// its name says.
+fn is_backward_of_two(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).split('[').next().unwrap_or(path);
+    let ends = ["_dx", "_dw", "_again"].iter().any(|end| name.ends_with(end));
+    path.contains("+bwd.") && (name.contains("bwd") || ends || name == "delta")
 }
 
 /// More ranks than this do not fit.
@@ -158,10 +168,11 @@ fn figure(timeline: &Timeline, critical: &[Critical], words: &Words) -> Vec<Mark
     marks
 }
 
-/// Those on the critical path first, then by rank; all of them if they fit.
+/// Those that hold the critical path longest first, then by rank; all of them if they fit.
 fn shown<'a>(timeline: &'a Timeline, critical: &[Critical]) -> Vec<&'a Class> {
     let mut all: Vec<&Class> = timeline.classes.iter().collect();
-    all.sort_by_key(|class| (!critical.iter().any(|c| c.rank == class.rank), class.rank));
+    let holds = |class: &Class| critical.iter().filter(|c| c.rank == class.rank).map(|c| c.seconds).sum::<f64>();
+    all.sort_by(|a, b| holds(b).total_cmp(&holds(a)).then(a.rank.cmp(&b.rank)));
     let mut rows = 0.0;
     let fits = |class: &&&Class| {
         rows += lanes(class, timeline).len() as f64 + HEADING;
@@ -304,9 +315,29 @@ mod tests {
             ("last[0]/lm_head_dx", "matmul", Kind::Head),
             ("head.0.6[0]/final_norm_bwd", "norm_bwd", Kind::Head),
             ("adam.layer.3", "adam", Kind::Other),
+            ("fwd.1.15+bwd.2.0[0]/layers[0]/rope", "rope", Kind::Forward),
+            ("fwd.1.15+bwd.2.0[0]/layers[0]/rope_bwd", "rope_bwd", Kind::Backward),
+            ("fwd.1.15+bwd.2.0[0]/layers[0]/experts_down_dw", "grouped_matmul_dw", Kind::Backward),
+            ("fwd.1.15+bwd.2.0[0]/layers[0]/attention", "attention", Kind::ForwardAttention),
+            ("fwd.1.15+bwd.2.0[0]/layers[0]/attention_bwd", "attention_bwd", Kind::BackwardAttention),
         ] {
             assert_eq!(Kind::of(&span(path, what, 0, (0.0, 1.0)), "compute.0"), kind, "{path}");
         }
+    }
+
+    /// Where not all fit, the rank that makes the step long is shown, whatever its number.
+    #[test]
+    fn ranks_that_hold_the_critical_path_are_shown() {
+        let one = &step().classes[0];
+        let classes = (0..40)
+            .map(|rank| Class { rank, multiplicity: 1, usage: Usage::default(), spans: one.spans.clone() })
+            .collect();
+        let timeline = Timeline { classes, ..step() };
+        let brief = |rank| Critical { rank, from: 0.0, seconds: 0.01 };
+        let critical: Vec<Critical> =
+            (0..39).map(brief).chain([Critical { rank: 39, from: 0.5, seconds: 0.5 }]).collect();
+        let shown = shown(&timeline, &critical);
+        assert!(shown.len() < 40 && shown.iter().any(|class| class.rank == 39));
     }
 
     #[test]

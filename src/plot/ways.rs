@@ -151,13 +151,16 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
 }
 
 /// Why none of these rows runs, in every picture of a study: memory, if one of them lacks only that, since its plan passed
-/// every other check before; else what most of them say, of equals the first in the alphabet. None where one runs.
+/// every other check before; else what most of them say, of equals the first in the alphabet. A word that is refused is the
+/// reason only where each row has one: without it a row would have had another. None where one runs.
 pub fn why_none<'a>(rows: impl Iterator<Item = &'a Row>) -> Option<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for row in rows {
         *counts.entry(reason(row.mfu.as_ref().err()?)).or_default() += 1;
     }
-    let most = counts.iter().max_by_key(|(kind, count)| (*kind == "memory", **count, std::cmp::Reverse(*kind)));
+    let most = counts
+        .iter()
+        .max_by_key(|(kind, count)| (*kind == "memory", *kind != "options", **count, std::cmp::Reverse(*kind)));
     most.map(|(kind, _)| kind.clone())
 }
 
@@ -224,6 +227,8 @@ mod tests {
         assert_eq!(of(&["heads: 3", "batch: few", "heads: 4"]).unwrap(), "heads");
         assert_eq!(of(&["heads: 3", "batch: few"]).unwrap(), "batch");
         assert_eq!(of(&["heads: 3", "memory: 90 GiB", "heads: 4"]).unwrap(), "memory");
+        assert_eq!(of(&["options: a word", "batch: few", "options: a word"]).unwrap(), "batch");
+        assert_eq!(of(&["options: a word"]).unwrap(), "options");
         assert_eq!(of(&[]), None);
         assert_eq!(why_none([row(Err("heads: 3")), row(Ok(0.5))].iter()), None);
     }

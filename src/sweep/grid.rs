@@ -263,6 +263,7 @@ impl Batch {
     }
 }
 
-fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+/// Every pair of one of each, the second of them running fastest.
+pub fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
 }

@@ -140,7 +140,7 @@ pub fn longest(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<(Vec<Longest>, Vec<PathBuf>)> {
     let (cases, all) = (question.cases()?, question.all()?);
-    let mut store = Store::open(question, dir, fresh)?;
+    let mut store = Store::open(question, None, dir, fresh)?;
     let known: BTreeMap<Parallelism, Row> =
         store.rows().iter().map(|row| (Point::of_row(row).par, row.clone())).collect();
     // Rows of another version of the program, or of model files that changed since, must not be mixed with new ones.

@@ -17,6 +17,9 @@ struct StudyFile<'q, Q> {
     foretrain_study: u32,
     #[serde(flatten)]
     question: &'q Q,
+    /// Rows that it will have, where that is known before: whoever reads the folder can tell whether it was stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    points: Option<usize>,
 }
 
 /// Rows as they come, each flushed before the next.
@@ -31,11 +34,12 @@ pub struct Store {
 
 impl Store {
     /// Opens the folder of a question, making it if need be, and reads the rows it has; a torn last line is dropped.
-    pub fn open(question: &impl Serialize, dir: &Path, fresh: bool) -> Result<Store> {
+    /// `points`: rows that the study will have, if that is known.
+    pub fn open(question: &impl Serialize, points: Option<usize>, dir: &Path, fresh: bool) -> Result<Store> {
         fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let ours = lock(dir)?;
         let (study, path) = (dir.join("study.json"), dir.join("rows.csv"));
-        let asked = StudyFile { foretrain_study: VERSION, question };
+        let asked = StudyFile { foretrain_study: VERSION, question, points };
         let asked = serde_json::to_value(&asked).expect("a question is plain data");
         let rows = match study.exists() && !fresh {
             true => {

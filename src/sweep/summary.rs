@@ -70,7 +70,7 @@ pub fn render(rows: &[Row]) -> String {
                 row.recompute.clone(),
                 percent(row.mfu.unwrap_or(f64::NAN)),
                 seconds(row.step_time_s.unwrap_or(f64::NAN)),
-                row.peak_mem_bytes.map_or(String::new(), |b| crate::report::human::bytes(b as f64)),
+                row.memory(),
                 row.limit.clone(),
             ]),
             None => cells.extend(["-", "nothing runs", "", "", "", "", ""].map(String::from)),

@@ -1,7 +1,7 @@
 //! The links that a question is asked of: those of a cluster as it stands, or all alike at a rate of one's choice.
 
 use crate::error::{Error, Result};
-use crate::spec::{ClusterSpec, Origin, Sourced};
+use crate::spec::{ClusterSpec, Origin, ScaleUp, Sourced};
 use crate::units::BytesPerSec;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -35,8 +35,8 @@ impl Links {
             Links::AsTheyStand => {}
             Links::Node(rate) => {
                 (spec.gpus_per_node, spec.nodes) = (ranks.max(1), 1);
-                spec.scale_up.bandwidth = chosen(rate);
-                spec.scale_up.p2p = chosen(rate);
+                spec.scale_up = on_one_switch(&spec.scale_up, rate);
+                spec.measured.clear();
             }
             Links::Network(rate) => {
                 let Some(out) = &mut spec.scale_out else {
@@ -45,11 +45,24 @@ impl Links {
                 };
                 out.nics_per_node = 1;
                 (out.raw, out.achieved, out.p2p) = (chosen(rate), chosen(rate), chosen(rate));
+                out.several = None;
                 (spec.gpus_per_node, spec.nodes) = (1, ranks);
+                spec.measured.clear();
             }
         }
         Ok(spec)
     }
+}
+
+/// Links of a node at `rate` GB/s, whoever sends to whom: no bridge between sockets, no wire for each peer, no bound of
+/// several sends. Latencies stay, and so does what a thread block moves, unless all blocks of a send together would not
+/// reach the rate.
+fn on_one_switch(up: &ScaleUp, rate: f64) -> ScaleUp {
+    let blocks = f64::from((2 * up.links.max(1)).next_power_of_two());
+    let enough = chosen(rate / blocks);
+    let p2p_per_cta = if up.p2p_per_cta.value < enough.value { enough } else { up.p2p_per_cta.clone() };
+    let (bandwidth, p2p) = (chosen(rate), chosen(rate));
+    ScaleUp { bandwidth, p2p, p2p_per_cta, sockets: None, per_peer: None, several: None, ..up.clone() }
 }
 
 fn chosen(rate: f64) -> Sourced<BytesPerSec> {
@@ -102,7 +115,9 @@ impl<'de> Deserialize<'de> for Links {
 mod tests {
     use super::*;
     use crate::cluster::{Cluster, Tier};
-    use crate::spec::GpuSpec;
+    use crate::collective::{Comm, p2p};
+    use crate::spec::{GpuSpec, StackSpec};
+    use crate::units::Bytes;
 
     fn dgx(links: Links, ranks: u32) -> Cluster {
         let spec = links.of(&ClusterSpec::find("dgx-h100").unwrap(), ranks).unwrap();
@@ -116,6 +131,20 @@ mod tests {
         }
         for text in ["", "node", "node:0", "net:-1", "net:inf", "wire:5"] {
             assert!(text.parse::<Links>().unwrap_err().contains("node:365"), "{text}");
+        }
+    }
+
+    /// Whatever the cluster's own links are: over PCIe between sockets, a wire for each peer, a switch.
+    #[test]
+    fn a_node_has_the_rate_that_was_asked_for() {
+        let stack = StackSpec::find("nccl-fa2").unwrap();
+        for name in ["h100-pcie", "rtx4090-pcie", "mi300x-8x400", "dgx-h100", "gb200-nvl72"] {
+            let spec = Links::Node(200.0).of(&ClusterSpec::find(name).unwrap(), 8).unwrap();
+            let cluster = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), 8).unwrap();
+            let bytes = Bytes::new(256e6);
+            let hop = p2p(&cluster, &stack, bytes, [0, 7], Comm { size: 8, nodes: 1 }, 1.0);
+            let rate = bytes.value() / hop.transfer.value();
+            assert!((rate / 200e9 - 1.0).abs() < 0.01, "{name}: {rate}");
         }
     }
 

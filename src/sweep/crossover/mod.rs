@@ -25,6 +25,7 @@ use crate::strategy::{Engines, attention_pass, guard};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// What is asked: the contents of study.json. Lists are crossed with each other.
@@ -122,9 +123,13 @@ struct Place {
 const MOST_CELLS: usize = 100_000;
 
 impl Question {
-    /// As many as heads, a fourth, an eighth and a sixteenth of them, as far as these are whole.
-    pub fn default_kv_heads(heads: u64) -> Vec<u64> {
-        [1, 4, 8, 16].into_iter().filter(|ratio| heads.is_multiple_of(*ratio)).map(|ratio| heads / ratio).collect()
+    /// As many as heads, a fourth, an eighth and a sixteenth of them, as far as these are whole, and as many as the model has;
+    /// the most first.
+    pub fn default_kv_heads(model: &LlmSpec) -> Vec<u64> {
+        let heads = model.heads;
+        let parts = [1, 4, 8, 16].into_iter().filter(|ratio| heads.is_multiple_of(*ratio)).map(|ratio| heads / ratio);
+        let all: BTreeSet<u64> = parts.chain([model.kv_heads]).collect();
+        all.into_iter().rev().collect()
     }
 
     /// The window of a model's layers, and how many have it and have not; none where none has.
@@ -369,7 +374,7 @@ fn parts(timeline: &Timeline) -> Side {
         copies_s,
         slowed_s: (usage.compute - attention_s - copies_s).max(0.0),
         waits_s: usage.exposed_total(),
-        imbalance_s: usage.turns,
+        imbalance_s: usage.bubble,
         host_s: usage.host,
         sent_bytes: usage.bytes_scale_up + usage.bytes_scale_out,
         ..Side::default()

@@ -49,6 +49,8 @@ struct Wanted {
     ways: usize,
     /// Of those that take less, s.
     within: f64,
+    /// Part of its own step that a way which is not costed may be faster by.
+    slack: f64,
     /// Whether the folder keeps their rows.
     keep: bool,
 }
@@ -77,7 +79,7 @@ pub fn search(
     (progress, stop): (Progress, Stop),
 ) -> Result<(Vec<Found>, Vec<PathBuf>)> {
     let case = question.case()?;
-    let mut store = dir.map(|dir| Store::open(question, dir, fresh)).transpose()?;
+    let mut store = dir.map(|dir| Store::open(question, None, dir, fresh)).transpose()?;
     if let Some(store) = store.as_mut().filter(|store| !still_right(&case, store.rows())) {
         store.clear()?;
     }
@@ -135,7 +137,7 @@ impl Search<'_> {
         counts.left = points.len() - fit.len() - too_large.len();
         let candidates = self.bounded(fit);
         let (mut costed, unbounded) = (vec![], counts.left);
-        let all = Wanted { ways: self.question.best, within: f64::INFINITY, keep: true };
+        let all = Wanted { ways: self.question.best, within: f64::INFINITY, slack: self.question.slack, keep: true };
         self.best_first(&candidates, all, &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
@@ -171,7 +173,7 @@ impl Search<'_> {
         let each = if wanted.ways > 1 { ROUND } else { FEW };
         for (n, round) in candidates.chunks(each).enumerate() {
             let limit = fastest(costed).get(wanted.ways - 1).map_or(wanted.within, |row| step(row).min(wanted.within));
-            let may_be = |candidate: &&Candidate| candidate.least() < limit;
+            let may_be = |candidate: &&Candidate| candidate.least() * (1.0 + wanted.slack) < limit;
             if (self.stop)() {
                 counts.left += candidates[n * each..].iter().filter(may_be).count();
                 break;
@@ -264,6 +266,7 @@ mod tests {
             documents: Documents::default(),
             no_mtp: false,
             best: 4,
+            slack: 0.0,
             space,
         }
     }
@@ -300,6 +303,16 @@ mod tests {
             assert!(costed < 3 * ways / 4, "{:?}", got.counts);
             assert!(got.counts.nearest_bound.unwrap() >= 1.0);
         }
+    }
+
+    /// Whoever is content with less certainty has it sooner, and what is promised holds.
+    #[test]
+    fn within_a_tenth_is_found_with_less() {
+        let (sure, near) = (found(&dense(), None), found(&Question { slack: 0.1, ..dense() }, None));
+        assert!(near.counts.costed < sure.counts.costed, "{:?} {:?}", near.counts, sure.counts);
+        let [last, best] = [near.best.last(), sure.best.first()].map(|row| step(row.unwrap()));
+        assert!(last < 1.1 * best || near.best.iter().all(|row| sure.best.contains(row)));
+        assert!(step(&near.best[0]) < 1.1 * best);
     }
 
     #[test]

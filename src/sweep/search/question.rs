@@ -27,7 +27,14 @@ pub struct Question {
     pub no_mtp: bool,
     /// How many of the fastest are found for certain.
     pub best: usize,
+    /// How much faster than the last of these a way that was not costed may be, over its own step: 0.05 for 5 %.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slack: f64,
     pub space: Space,
+}
+
+fn is_zero(slack: &f64) -> bool {
+    *slack == 0.0
 }
 
 impl Question {

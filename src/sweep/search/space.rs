@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::spec::{
     Architecture, Dispatch, Fold, KvPath, LlmSpec, Options, Parallelism, Recompute, RingBackward, Schedule,
 };
+use crate::sweep::grid::cross;
 use crate::sweep::{Case, Point};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -276,10 +277,6 @@ fn carriers(model: &LlmSpec, architecture: Architecture) -> Vec<Dispatch> {
         (true, Architecture::Blackwell) => vec![Dispatch::Nccl, Dispatch::HybridEp],
         _ => vec![Dispatch::Nccl],
     }
-}
-
-fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
-    a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
 }
 
 /// Ways with the degrees of `point` that differ from it in one word or in what is sharded, each tried on the best ways once

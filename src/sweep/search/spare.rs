@@ -41,7 +41,12 @@ pub fn spare(
 ) -> Result<Option<Row>> {
     let mut found: Vec<Row> = vec![];
     for some in refused.chunks(AT_A_TIME) {
-        let wanted = Wanted { ways: 1, within: fastest(&found).first().map_or(within, |row| step(row)), keep: false };
+        let wanted = Wanted {
+            ways: 1,
+            within: fastest(&found).first().map_or(within, |row| step(row)),
+            slack: 0.0,
+            keep: false,
+        };
         if some[0].bound >= wanted.within || (search.stop)() {
             break;
         }

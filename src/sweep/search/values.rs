@@ -92,7 +92,7 @@ pub fn values(
     counts: &mut Counts,
 ) -> Result<Vec<Value>> {
     let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
-    let wanted = Wanted { ways: 1, within: best * CEILING, keep: true };
+    let wanted = Wanted { ways: 1, within: best * CEILING, slack: 0.0, keep: true };
     let mut all = vec![];
     for (choice, value_of) in CHOICES {
         let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
