@@ -9,9 +9,12 @@ use crate::goodput::checkpoint::{Checkpoint, state_bytes};
 use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, Spent, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
+use crate::plan::Plan;
 use crate::plot;
 use crate::report::human::{Table, counted, decimal, long, notes, percent, seconds};
+use crate::report::record::{self, Kind, Quantity};
 use crate::spec::{Cause, ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
+use crate::sweep::Case;
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
 use serde::Serialize;
@@ -91,6 +94,13 @@ struct Step {
     tokens: Option<f64>,
 }
 
+/// What is to be known of a step that was costed: other software, and how published runs came out.
+fn predicted(case: &Case, plan: &Plan) -> Result<Vec<String>> {
+    let record = record::of(Quantity::Step, case.cluster.gpu.architecture, Some(Kind::of(&case.model)));
+    let said = Some(record::sentence(&record).trim_end().to_string()).filter(|said| !said.is_empty());
+    Ok(software::notes(case, plan, &case.cost(plan)?)?.into_iter().chain(said).collect())
+}
+
 impl Flags {
     /// As costed, or as told.
     fn step(&self, fleet: &FleetSpec) -> Result<Step> {
@@ -124,7 +134,7 @@ impl Flags {
             self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype, options), Bytes::value);
         // Of a step that was timed they say nothing.
         let otherwise = match self.step_time {
-            None => software::notes(&chosen.case, &plan, &chosen.case.cost(&plan)?)?,
+            None => predicted(&chosen.case, &plan)?,
             Some(_) => vec![],
         };
         let nodes = other_nodes(&chosen.case.cluster.spec, fleet);

@@ -1,6 +1,7 @@
 //! The shipped software stacks, and what becomes of one where a run's software does something otherwise.
 
 use crate::error::Result;
+use crate::report::human::seconds;
 use crate::spec::{Architecture, GpuSpec, Origin, Sourced, StackSpec, shipped};
 use crate::units::BytesPerSec;
 
@@ -34,6 +35,26 @@ impl Stacks {
     pub fn tuned(&self, stack: StackSpec) -> StackSpec {
         let tuned_sends = self.all.iter().find_map(|of| of.tuned_sends.clone());
         StackSpec { tuned_sends, ..stack }
+    }
+
+    /// The name of a stack as a run has it: that of a shipped one that is the same; else what it has otherwise than the
+    /// shipped one of its name, in words, beside that.
+    pub fn named(&self, stack: &StackSpec) -> (String, Option<String>) {
+        let same = |of: &&StackSpec| StackSpec { name: stack.name.clone(), ..(*of).clone() } == *stack;
+        if let Some(same) = self.all.iter().find(same) {
+            return (same.name.clone(), None);
+        }
+        let Some(plain) = self.all.iter().find(|of| of.name == stack.name) else { return (stack.name.clone(), None) };
+        let launch = stack.host_launch.value;
+        let differs = [
+            (stack.tuned_sends != plain.tuned_sends, "sends tuned as stack megatron-bridge has them".to_string()),
+            (stack.group_start.is_none() && plain.group_start.is_some(), "experts of a rank in one kernel".into()),
+            (launch != plain.host_launch.value, format!("{} of the CPU an op", seconds(launch.value()))),
+            (stack.unfused != plain.unfused, "operators that are not fused".into()),
+        ];
+        let said: Vec<String> = differs.into_iter().filter(|(differs, _)| *differs).map(|(_, said)| said).collect();
+        let said = (!said.is_empty()).then(|| format!("stack {} with {}", stack.name, said.join(", ")));
+        (stack.name.clone(), said)
     }
 
     /// The stack with a library whose trees were slower.
@@ -102,6 +123,21 @@ mod tests {
         assert!(indexed["route_rows"] > 1.0 && !indexed.contains_key("norm"));
         let both = of(stacks.indexed(stacks.eager(plain)));
         assert_eq!((both["norm"], both["route_rows"]), (eager["norm"], indexed["route_rows"]));
+    }
+
+    /// What a user has to say to have the stack that a published run was given.
+    #[test]
+    fn stacks_are_called_what_they_are() {
+        let stacks = Stacks::shipped().unwrap();
+        let plain = StackSpec::find("nccl-cudnn").unwrap();
+        assert_eq!(stacks.named(&plain), ("nccl-cudnn".into(), None));
+        let tuned = stacks.tuned(plain.clone());
+        let (name, said) = stacks.named(&tuned);
+        assert_eq!(name, "nccl-cudnn");
+        assert!(said.unwrap().contains("sends tuned"));
+        assert_eq!(stacks.named(&StackSpec { group_start: None, ..tuned }), ("megatron-bridge".into(), None));
+        let one = StackSpec { group_start: None, ..plain };
+        assert_eq!(stacks.named(&one), ("nccl-cudnn-grouped".into(), None));
     }
 
     #[test]

@@ -320,6 +320,9 @@ impl Setup {
         let indexed = model.moe.is_some() && indexes_rows(&run.system);
         let stack = if indexed { shipped.stacks.indexed(stack) } else { stack };
         let stack = by_row(run, &mut machine.cluster.gpu, stack, found);
+        let (name, otherwise) = shipped.stacks.named(&stack);
+        found.stack = name;
+        found.why.extend(otherwise);
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
         found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));

@@ -273,9 +273,11 @@ pub fn tables(steps: &[Line], step: f64, memory: &[Line]) -> String {
         table.row(["their peaks of memory, over what is predicted"]);
         memory.iter().for_each(|line| table.row(line.cells().into_iter().chain([String::new()])));
     }
-    let means = "  each source counts the same; the program was changed with most of these in view, and runs that nobody had \
-                 seen were 1.6 times as far off";
-    format!("{}{means}\n", table.render(""))
+    format!(
+        "{}  each source counts the same; the program was changed with most of these in view, and runs that nobody had seen were \
+         {UNSEEN} times as far off\n",
+        table.render("")
+    )
 }
 
 impl Line {
