@@ -231,6 +231,8 @@ struct Printed<'a> {
     /// What the model's file states that no plan has, and lists of values that may be too short.
     notes: &'a [String],
     found: &'a [Found],
+    /// Percent that a way which was not costed may be faster by than the last of the fastest.
+    within: f64,
     /// How published runs on such GPUs and of such models came out.
     record: &'a [record::Line],
     files: Vec<String>,
@@ -279,8 +281,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     found.iter().for_each(|found| text.push_str(&render(found, flags.within)));
     text.push_str(&format!("\n{}", record::sentence(&record)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
-    let printed =
-        Printed { question: &question, notes: &notes, found: &found, record: &record, files: list_of(&files) };
+    let printed = Printed {
+        question: &question,
+        notes: &notes,
+        found: &found,
+        within: flags.within,
+        record: &record,
+        files: list_of(&files),
+    };
     let nothing_fits = found.iter().all(|found| found.best.is_empty());
     let error = (nothing_fits || interrupt.asked()).then(|| {
         if interrupt.asked() {
