@@ -24,12 +24,6 @@ fn request(words: &str) -> Request {
     }
 }
 
-/// Every row list of an exchange of DeepEP's kind: by node, and by rank.
-fn row_lists(route: &Route) -> usize {
-    let of = |src| [route.lists_by_node(src), route.lists_by_rank(src)].iter().flatten().map(Vec::len).sum::<usize>();
-    (0..route.ranks).map(of).sum()
-}
-
 /// Rows of every source for every slot, rank and node.
 fn by_maps(route: &Route) -> [BTreeMap<(u32, u32), u64>; 3] {
     let mut counts: [BTreeMap<(u32, u32), u64>; 3] = Default::default();
@@ -60,13 +54,6 @@ fn routing(c: &mut Criterion) {
     group.bench_function("maps", |b| b.iter(|| black_box(by_maps(&route))));
     let copied = Request { replicas: 64, ..request.clone() };
     group.bench_function("uniform to route, 64 copies", |b| b.iter(|| black_box(copied.route())));
-    group.bench_function("uniform to route and row lists", |b| {
-        b.iter(|| {
-            let route = request.route().expect("a route");
-            black_box(row_lists(&route))
-        });
-    });
-    group.bench_function("row lists", |b| b.iter(|| black_box(row_lists(&route))));
     group.bench_function("hops", |b| {
         use foretrain::collective::exchange::hops;
         use foretrain::plan::route::ExchangeAlgo;

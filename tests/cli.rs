@@ -429,6 +429,8 @@ fn estimates_have_the_columns_of_rows_csv() {
     assert_eq!(report["strategy"], "usp");
     let [low, high] = [0, 1].map(|i| report["interval_95_s"][i].as_f64().unwrap());
     assert!(low < number("step_time_s") && number("step_time_s") < high);
+    let record = report["record"].as_array().unwrap();
+    assert_eq!(record.last().unwrap()["software"], "all of them");
     let rests_on = report["interval_rests_on"].as_str().unwrap();
     assert!(rests_on.contains("kernels and of exposed communication"), "{rests_on}");
     for line in [
@@ -1027,6 +1029,27 @@ fn what_faster_links_would_save_is_what_they_save() {
         assert!((said / really - 1.0).abs() < 1e-9, "{cluster}: {said}, {really}");
         assert!(really < 0.9 * told["step_time_s"].as_f64().unwrap(), "{cluster}");
     }
+}
+
+/// Whoever plans by a step is told what `estimate` tells of it, whichever command has it.
+#[test]
+fn other_software_and_published_runs_are_told_of_wherever_a_step_is() {
+    let dir = folder();
+    let way = "--model qwen3-30b-a3b --gpus 16 --seq-len 4K --global-batch 32";
+    let alone = "--tp 1 --pp 1 --ulysses 1 --ring 1 --zero 1 --micro-batch 1 --dispatch nccl --within 5";
+    for line in [
+        format!("estimate {way} --ep 8 --recompute full"),
+        format!("simulate {way} --ep 8 --recompute full"),
+        format!("goodput {way} --ep 8 --recompute full --tokens 1T --runs 1"),
+        format!("search {way} --ep 8 {alone}"),
+    ] {
+        let text = succeeds(dir.path(), &line);
+        assert!(text.contains("note: ") && text.contains("experts: stack nccl-fa3"), "{line}: {text}");
+        assert!(text.contains("published runs"), "{line}: {text}");
+    }
+    // Nobody publishes runs on such CPUs.
+    let tiny = json(dir.path(), "estimate --model tiny --cluster local-cpu --json");
+    assert!(tiny["record"].as_array().unwrap().is_empty());
 }
 
 /// Of NCCL's all-to-all the NICs are what takes longest; links inside nodes have room to spare beside them.

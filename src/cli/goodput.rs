@@ -12,7 +12,7 @@ use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plan::Plan;
 use crate::plot;
 use crate::report::human::{Table, counted, decimal, long, notes, percent, seconds};
-use crate::report::record::{self, Kind, Quantity};
+use crate::report::record;
 use crate::spec::{Cause, ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::sweep::Case;
 use crate::units::{Bytes, BytesPerSec, Seconds};
@@ -96,8 +96,8 @@ struct Step {
 
 /// What is to be known of a step that was costed: other software, and how published runs came out.
 fn predicted(case: &Case, plan: &Plan) -> Result<Vec<String>> {
-    let record = record::of(Quantity::Step, case.cluster.gpu.architecture, Some(Kind::of(&case.model)));
-    let said = Some(record::sentence(&record).trim_end().to_string()).filter(|said| !said.is_empty());
+    let said = record::sentence(&software::record(case)).trim_end().to_string();
+    let said = (!said.is_empty()).then_some(said);
     Ok(software::notes(case, plan, &case.cost(plan)?)?.into_iter().chain(said).collect())
 }
 

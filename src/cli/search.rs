@@ -256,10 +256,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
-    let model = question.spec()?;
-    let record = record::like(&question.cluster, &model)?;
-    let mut notes = model.notes;
     let case = question.case()?;
+    let record = software::record(&case);
+    let mut notes = case.model.notes.clone();
     for found in &found {
         notes.extend(flags.at_an_end(&question, found)?);
         if let Some(best) = found.best.first() {

@@ -1,9 +1,11 @@
-//! What a step takes with other software than its stack has: what whoever plans by the number has to know beside it.
+//! What whoever plans by the time of a step has to know beside it: what it is with other software than its stack has, and how
+//! steps of published runs like it came out.
 
 use super::{grouped, issued};
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::report::Row;
+use crate::report::record::{self, Kind, Line, Quantity};
 use crate::sweep::{Case, Point};
 use crate::timeline::Timeline;
 
@@ -17,4 +19,9 @@ pub fn notes(case: &Case, plan: &Plan, timeline: &Timeline) -> Result<Vec<String
 pub fn notes_of(case: &Case, row: &Row) -> Result<Vec<String>> {
     let plan = case.plan(&Point::of_row(row))?;
     notes(case, &plan, &case.cost(&plan)?)
+}
+
+/// How steps of published runs of such models came out on such devices.
+pub fn record(case: &Case) -> Vec<Line> {
+    record::of(Quantity::Step, case.cluster.gpu.architecture, Some(Kind::of(&case.model)))
 }

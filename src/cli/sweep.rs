@@ -5,7 +5,7 @@ use super::config::{
     stack_of,
 };
 use super::progress::bar;
-use super::{Answer, Output, list_of};
+use super::{Answer, Output, list_of, software};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
@@ -240,10 +240,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let took = started.elapsed().as_secs_f64();
     let mut files = study.files.clone();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
-    let model = grid.spec()?;
-    let record = record::like(&grid.cluster, &model)?;
-    let notes = model.notes;
-    let text = human::notes(&notes) + &render(&grid, &study, took, &record::sentence(&record), &files);
+    let case = grid.case()?;
+    let record = software::record(&case);
+    let notes = &case.model.notes;
+    let text = human::notes(notes) + &render(&grid, &study, took, &record::sentence(&record), &files);
     let found = Found {
         study: &grid,
         notes: notes.clone(),

@@ -339,22 +339,6 @@ impl Route {
         rows.filter(|(_, row)| row.iter().any(|e| experts.contains(e))).map(|(t, _)| t as u32).collect()
     }
 
-    /// The row lists of `src` for every rank, in one pass; empty where choices are not listed.
-    pub fn lists_by_rank(&self, src: u32) -> Vec<Vec<u32>> {
-        self.lists(src, self.local_experts(), |tables| (&tables.to_rank, self.ranks))
-    }
-
-    /// The row lists of `src` for every node, in one pass; empty where choices are not listed.
-    pub fn lists_by_node(&self, src: u32) -> Vec<Vec<u32>> {
-        self.lists(src, self.local_experts() * self.node, |tables| (&tables.to_node, self.nodes()))
-    }
-
-    fn lists<'a>(&'a self, src: u32, size: u32, of: impl Fn(&'a Tables) -> (&'a Vec<u32>, u32)) -> Vec<Vec<u32>> {
-        let (Some(choices), Some(tables)) = (self.choices(src), &self.tables) else { return vec![] };
-        let (rows, parts) = of(tables);
-        counts::lists(choices, self.topk, size, &rows[(src * parts) as usize..((src + 1) * parts) as usize])
-    }
-
     pub fn rank_slots(&self, rank: u32) -> std::ops::Range<u32> {
         rank * self.local_experts()..(rank + 1) * self.local_experts()
     }
@@ -553,8 +537,6 @@ mod tests {
         for (src, dst) in (0..4).flat_map(|s| (0..4).map(move |d| (s, d))) {
             let list = r.row_list(src, r.rank_slots(dst));
             assert_eq!(list.len() as f64, r.unique_to_rank(src, dst));
-            assert_eq!(r.lists_by_rank(src)[dst as usize], list);
-            assert_eq!(r.lists_by_node(src)[(dst / 2) as usize], r.row_list(src, r.node_slots(dst / 2)));
         }
     }
 

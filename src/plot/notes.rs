@@ -56,3 +56,21 @@ impl Notes {
         self.fields.get(field).and_then(|v| v.as_u64())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_study_that_was_stopped_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = dir.path().join("rows.csv");
+        std::fs::write(&rows, "a\n1\n2\n").unwrap();
+        let said = |study: &str| {
+            std::fs::write(dir.path().join("study.json"), study).unwrap();
+            Notes::beside(&rows).unwrap().unfinished()
+        };
+        assert_eq!(said(r#"{"points": 3}"#).unwrap(), "STOPPED: only 2 of 3 rows are there");
+        assert_eq!([r#"{"points": 2}"#, "{}"].map(said), [None, None]);
+    }
+}

@@ -8,8 +8,7 @@
 //! seen errs more, see [`UNSEEN`].
 
 use super::human::{Table, seconds};
-use crate::error::Result;
-use crate::spec::{Architecture, ClusterSpec, GpuSpec, LlmSpec};
+use crate::spec::{Architecture, LlmSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -143,7 +142,7 @@ pub fn shipped() -> &'static [Came] {
     &ALL
 }
 
-pub fn read(text: &str) -> std::result::Result<Vec<Came>, csv::Error> {
+pub fn read(text: &str) -> Result<Vec<Came>, csv::Error> {
     csv::Reader::from_reader(text.as_bytes()).deserialize().collect()
 }
 
@@ -177,13 +176,6 @@ pub struct Line {
 pub fn of(quantity: Quantity, architecture: Architecture, kind: Option<Kind>) -> Vec<Line> {
     let generation = Generation::of(architecture);
     generation.map_or(vec![], |generation| lines(shipped(), quantity, generation, kind))
-}
-
-/// How steps of published runs of such models came out on the GPUs of a cluster, named or in a file. Errors: there is no such
-/// cluster, or no such GPU.
-pub fn like(cluster: &str, model: &LlmSpec) -> Result<Vec<Line>> {
-    let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
-    Ok(of(Quantity::Step, gpu.architecture, Some(Kind::of(model))))
 }
 
 /// What all of `steps` together say, in a line of text; nothing where there are none.

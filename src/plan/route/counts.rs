@@ -169,24 +169,3 @@ impl Counter {
         Ok(())
     }
 }
-
-/// The row lists of one source: for each part of `size` slots the tokens that have a slot there, ascending, each once.
-/// `rows`: how many tokens each list has.
-pub(super) fn lists(choices: &[u32], topk: u32, size: u32, rows: &[u32]) -> Vec<Vec<u32>> {
-    let place: Vec<u32> = (0..rows.len() as u32 * size).map(|slot| slot / size).collect();
-    // Each list has room for one token more: a token is written before it is known whether the list has it already,
-    // which no processor could guess.
-    let starts = rows.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + *n as usize + 1)));
-    let starts: Vec<usize> = starts.collect();
-    let mut ends = starts.clone();
-    let mut all = vec![0; rows.iter().map(|n| *n as usize + 1).sum()];
-    let mut last = vec![DROPPED; rows.len()];
-    for (token, row) in (0..).zip(choices.chunks_exact(topk as usize)) {
-        for &slot in row.iter().filter(|slot| **slot != DROPPED) {
-            let part = place[slot as usize] as usize;
-            all[ends[part]] = token;
-            ends[part] += usize::from(std::mem::replace(&mut last[part], token) != token);
-        }
-    }
-    starts.into_iter().zip(ends).map(|(from, to)| all[from..to].to_vec()).collect()
-}

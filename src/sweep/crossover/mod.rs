@@ -408,6 +408,13 @@ mod tests {
     }
 
     #[test]
+    fn the_models_own_kv_heads_are_among_the_usual_ones() {
+        let of = |name: &str| Question::default_kv_heads(&LlmSpec::find(name).unwrap());
+        assert_eq!(of("qwen2.5-7b"), [28, 7, 4]);
+        assert_eq!(of("llama-3-8b"), [32, 8, 4, 2]);
+    }
+
+    #[test]
     fn parts_of_a_side_add_up_to_its_time() {
         let cells = cells();
         assert_eq!(cells.len(), 24);
