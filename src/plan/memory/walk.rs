@@ -14,22 +14,23 @@ use std::rc::Rc;
 
 /// Lives of every slot, in program order.
 pub fn lives(plan: &Plan, line: &Line) -> Vec<Vec<Vec<Life>>> {
-    let mut all: Vec<Vec<Vec<Life>>> = plan.tensors.iter().map(|t| vec![Vec::new(); t.slots as usize]).collect();
+    let mut all: Vec<Vec<SlotLives>> =
+        plan.tensors.iter().map(|t| vec![SlotLives::default(); t.slots as usize]).collect();
     for node in 0..line.nodes.len() {
-        touched(plan, line, node, &|place| (place.tensor, place.slot), &mut |(tensor, slot), anew| {
-            touch(&mut all[tensor as usize][slot as usize], node as u32, anew);
+        let on = On { op: node as u32, lane: line.nodes[node].lane, lanes: plan.lanes.len() };
+        touched(line, node, &|place| (place.tensor, place.slot), &mut |(tensor, slot), how| {
+            all[tensor as usize][slot as usize].touch(on, how, plan.tensors[tensor as usize].rows());
         });
     }
-    all
+    all.into_iter().map(|slots| slots.into_iter().map(|slot| slot.lives).collect()).collect()
 }
 
-/// Tells which slots an op touches, and whether it begins a new life: it writes all of it and reads nothing.
+/// Tells which slots an op touches, and how.
 fn touched(
-    plan: &Plan,
     line: &Line,
     node: usize,
     slot: &dyn Fn(&Place) -> (TensorId, u32),
-    tell: &mut dyn FnMut((TensorId, u32), bool),
+    tell: &mut dyn FnMut((TensorId, u32), How),
 ) {
     let (reads, writes) = (line.reads(node), line.writes(node));
     for (i, place) in writes.iter().enumerate() {
@@ -38,32 +39,51 @@ fn touched(
             continue;
         }
         // Parts that it writes apart, as the messages of one transfer, make up the whole.
-        let written: u64 = writes.iter().filter(same).map(|part| part.rows[1] - part.rows[0]).sum();
-        let whole = written == plan.tensors[place.tensor as usize].rows();
-        tell(slot(place), whole && !reads.iter().any(|read| slot(read) == slot(place)));
+        let mut parts: Vec<[u64; 2]> = writes.iter().filter(same).map(|part| part.rows).collect();
+        parts.sort_unstable();
+        let rows = hull(&parts);
+        let in_one = parts.windows(2).all(|pair| pair[0][1] == pair[1][0]);
+        tell(
+            slot(place),
+            match in_one && !reads.iter().any(|read| same(&read)) {
+                true => How::Writes(rows),
+                false => How::Uses(rows),
+            },
+        );
     }
     for place in reads {
-        tell(slot(place), false);
+        tell(slot(place), How::Uses(place.rows));
     }
 }
 
-fn touch(lives: &mut Vec<Life>, at: u32, anew: bool) {
-    if anew || lives.is_empty() {
-        // What is read before it is written was there from the start.
-        lives.push(Life { first: if anew { at } else { 0 }, last: at, uses: 1 });
-        return;
-    }
-    let life = lives.last_mut().expect("not empty");
-    life.uses += u32::from(life.last != at);
-    life.last = at;
+/// The rows from the first to the last of some.
+fn hull(parts: &[[u64; 2]]) -> [u64; 2] {
+    parts.iter().fold([u64::MAX, 0], |all, part| [all[0].min(part[0]), all[1].max(part[1])])
 }
 
-/// What an op touches, as it names it, and whether a new life begins.
-type Touch = (TensorRef, u32, bool);
+/// How an op touches a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// It writes these rows, and reads nothing of the slot.
+    Writes([u64; 2]),
+    /// It reads, or writes beside what it reads, some of these rows.
+    Uses([u64; 2]),
+}
+
+/// An op that is walked: its number, its lane, and how many lanes there are.
+#[derive(Debug, Clone, Copy)]
+struct On {
+    op: u32,
+    lane: u16,
+    lanes: usize,
+}
+
+/// What an op touches, as it names it, and how.
+type Touch = (TensorRef, u32, How);
 
 /// What the ops of a line touch. None if some name rows: what these add up to is then another matter whenever names mean
 /// other slots.
-fn touches(plan: &Plan, line: &Line) -> Option<Rc<[Vec<Touch>]>> {
+fn touches(line: &Line) -> Option<Rc<[Vec<Touch>]>> {
     if line.places().iter().any(|place| place.named.rows.is_some()) {
         return None;
     }
@@ -71,9 +91,9 @@ fn touches(plan: &Plan, line: &Line) -> Option<Rc<[Vec<Touch>]>> {
         let mut all = vec![];
         let names = line.reads(node).iter().chain(line.writes(node));
         let named: Vec<((TensorId, u32), Buf)> = names.map(|at| ((at.tensor, at.slot), at.named)).collect();
-        touched(plan, line, node, &|at| (at.tensor, at.slot), &mut |slot, anew| {
+        touched(line, node, &|at| (at.tensor, at.slot), &mut |slot, how| {
             let (_, buf) = named.iter().find(|(known, _)| *known == slot).expect("it is one of its places");
-            all.push((buf.of, buf.slot, anew));
+            all.push((buf.of, buf.slot, how));
         });
         all
     };
@@ -89,6 +109,68 @@ pub struct SlotLives {
     pub lives: Vec<Life>,
     /// Life after life, lane after lane.
     last_on_lane: Vec<u32>,
+    growing: Option<Growing>,
+}
+
+/// A life that began with the first rows of its slot, of which more may be written: the pieces of a loss, or the chunks
+/// of a sequence. Nothing behind them has been looked at since, so that whatever was there before is of no use.
+#[derive(Debug, Clone, Copy)]
+struct Growing {
+    /// Rows written so far.
+    rows: u64,
+    /// Whoever writes more rows has to come after the op that began; what is of one lane does.
+    lane: u16,
+}
+
+impl SlotLives {
+    /// Notes that an op touches the slot, which has `rows`.
+    ///
+    /// A life begins with an op that writes rows from the first one on without reading any, and goes on as the
+    /// rows behind them are written. Where rows are touched that were not written since, the slot had lived before.
+    fn touch(&mut self, on: On, how: How, rows: u64) {
+        match (how, &mut self.growing) {
+            (How::Writes([0, end]), _) if end == rows => self.begin(on, None),
+            (How::Writes([0, end]), None) => self.begin(on, Some(Growing { rows: end, lane: on.lane })),
+            (How::Writes([from, end]), Some(life)) if from == life.rows && on.lane == life.lane => {
+                life.rows = end;
+                self.growing = self.growing.filter(|life| life.rows < rows);
+            }
+            (How::Writes(touched) | How::Uses(touched), Some(life)) if touched[1] > life.rows => self.go_on(on.lanes),
+            _ => {}
+        }
+        // What is read before it is written was there from the start.
+        if self.lives.is_empty() {
+            self.lives.push(Life { first: 0, last: on.op, uses: 0 });
+            self.last_on_lane.resize(on.lanes, NEVER);
+        }
+        let life = self.lives.last_mut().expect("not empty");
+        life.uses += u32::from(life.uses == 0 || life.last != on.op);
+        life.last = on.op;
+        let lanes = self.last_on_lane.len() - on.lanes;
+        self.last_on_lane[lanes + on.lane as usize] = on.op;
+    }
+
+    fn begin(&mut self, on: On, growing: Option<Growing>) {
+        self.lives.push(Life { first: on.op, last: on.op, uses: 0 });
+        self.last_on_lane.resize(self.lives.len() * on.lanes, NEVER);
+        self.growing = growing;
+    }
+
+    /// The last life is the one before it going on, or was there from the start.
+    fn go_on(&mut self, lanes: usize) {
+        self.growing = None;
+        let [.., before, last] = &mut self.lives[..] else {
+            self.lives[0].first = 0;
+            return;
+        };
+        (before.last, before.uses) = (last.last, before.uses + last.uses);
+        self.lives.pop();
+        let own = self.last_on_lane.split_off(self.lives.len() * lanes);
+        let all = self.last_on_lane.len() - lanes;
+        for (last, own) in self.last_on_lane[all..].iter_mut().zip(own) {
+            *last = if own == NEVER { *last } else { own };
+        }
+    }
 }
 
 /// For each op and lane the last op of that lane that is certain to have ended before the op starts.
@@ -223,18 +305,18 @@ impl<'p> Walk<'p> {
             return Err(Error::plan(format!("op {:?} is one of more than {MOST_OPS}", ops[0].label)));
         }
         if number == self.touches.len() {
-            self.touches.push(touches(self.plan, line));
+            self.touches.push(touches(line));
         }
         let known = self.touches[number].clone();
         for node in 0..line.nodes.len() {
             self.wait(line, node, first);
-            let (at, lane) = (first + node as u32, line.nodes[node].lane as usize);
+            let on = On { op: first + node as u32, lane: line.nodes[node].lane, lanes: self.before.lanes };
             match &known {
-                Some(known) => known[node].iter().for_each(|&(of, slot, anew)| {
+                Some(known) => known[node].iter().for_each(|&(of, slot, how)| {
                     let (tensor, base) = resolve(of, env);
-                    self.lives_on((tensor, base + slot), at, lane, anew);
+                    self.lives_on((tensor, base + slot), on, how);
                 }),
-                None => self.live(line, node, at, env),
+                None => self.live(line, node, on, env),
             }
         }
         self.leave(line, first);
@@ -259,21 +341,17 @@ impl<'p> Walk<'p> {
     }
 
     /// Notes what an op keeps alive.
-    fn live(&mut self, line: &Line, node: usize, at: u32, env: &[(TensorId, u32)]) {
-        let lane = line.nodes[node].lane as usize;
+    fn live(&mut self, line: &Line, node: usize, on: On, env: &[(TensorId, u32)]) {
         let slot = |place: &Place| {
             let (tensor, base) = resolve(place.named.of, env);
             (tensor, base + place.named.slot)
         };
-        touched(self.plan, line, node, &slot, &mut |slot, anew| self.lives_on(slot, at, lane, anew));
+        touched(line, node, &slot, &mut |slot, how| self.lives_on(slot, on, how));
     }
 
     /// Notes that an op touches a slot.
-    fn lives_on(&mut self, (tensor, slot): (TensorId, u32), at: u32, lane: usize, anew: bool) {
-        let (slot, lanes) = (&mut self.slots[tensor as usize][slot as usize], self.before.lanes);
-        touch(&mut slot.lives, at, anew);
-        slot.last_on_lane.resize(slot.lives.len() * lanes, NEVER);
-        slot.last_on_lane[(slot.lives.len() - 1) * lanes + lane] = at;
+    fn lives_on(&mut self, (tensor, slot): (TensorId, u32), on: On, how: How) {
+        self.slots[tensor as usize][slot as usize].touch(on, how, self.plan.tensors[tensor as usize].rows());
     }
 
     /// What the segment leaves for ops after it to wait for.
@@ -292,5 +370,50 @@ impl<'p> Walk<'p> {
             let last = &mut self.readers[now[atom as usize] as usize * lanes + line.nodes[node as usize].lane as usize];
             *last = if *last == NEVER { first + node } else { (*last).max(first + node) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use How::{Uses, Writes};
+
+    /// The first and last ops of the lives of a slot of eight rows, touched so on lanes.
+    fn lives(touched: &[(u16, How)]) -> Vec<(u32, u32)> {
+        let mut slot = SlotLives::default();
+        for (op, &(lane, how)) in (10..).zip(touched) {
+            slot.touch(On { op, lane, lanes: 2 }, how, 8);
+        }
+        assert_eq!(slot.lives.iter().map(|life| life.uses).sum::<u32>() as usize, touched.len());
+        let of_last: Vec<u32> = slot.last_on_lane[(slot.lives.len() - 1) * 2..].to_vec();
+        let last = of_last.iter().filter(|&&op| op != NEVER).max().copied();
+        assert_eq!((slot.last_on_lane.len(), last), (2 * slot.lives.len(), slot.lives.last().map(|life| life.last)));
+        slot.lives.iter().map(|life| (life.first, life.last)).collect()
+    }
+
+    #[test]
+    fn a_slot_written_piece_by_piece_lives_from_its_first_piece_on() {
+        let whole = (0, Writes([0, 8]));
+        let all = Uses([0, 8]);
+        assert_eq!(lives(&[whole, (1, all), (0, Writes([0, 4])), (0, Writes([4, 8])), (1, all)]), [(10, 11), (12, 14)]);
+        // Pieces that are read, or written again, before the next come.
+        let halves = [(0, Writes([0, 4])), (1, Uses([0, 4])), (1, Writes([0, 2])), (0, Writes([4, 8])), (0, all)];
+        assert_eq!(lives(&halves), [(10, 14)]);
+        // Again and again.
+        let twice = [(0, Writes([0, 4])), (0, Writes([4, 8])), (0, all), (0, Writes([0, 4])), (0, Writes([4, 8]))];
+        assert_eq!(lives(&twice), [(10, 12), (13, 14)]);
+        // Nobody asks for the rest.
+        assert_eq!(lives(&[whole, (0, all), (0, Writes([0, 4])), (0, Uses([1, 3]))]), [(10, 11), (12, 13)]);
+    }
+
+    #[test]
+    fn what_is_read_before_all_of_it_is_written_lived_before() {
+        let (first, all) = ((0, Writes([0, 4])), Uses([0, 8]));
+        assert_eq!(lives(&[first, (0, all)]), [(0, 11)]);
+        assert_eq!(lives(&[(0, Writes([0, 8])), (1, first.1), (0, all)]), [(10, 12)]);
+        // Written in another order, with a hole, or by a lane that need not wait for the first piece.
+        assert_eq!(lives(&[(0, Writes([4, 8])), first, (0, all)]), [(0, 12)]);
+        assert_eq!(lives(&[first, (0, Writes([6, 8])), (0, all)]), [(0, 12)]);
+        assert_eq!(lives(&[first, (1, Writes([4, 8])), (0, all)]), [(0, 12)]);
     }
 }
