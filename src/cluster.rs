@@ -3,12 +3,14 @@
 mod block;
 mod ecmp;
 mod graph;
+mod leaving;
 mod path;
 mod ports;
 mod slice;
 
 pub use block::Block;
 pub use ecmp::fullest;
+pub use leaving::Leaving;
 pub use path::{Link, LinkClass, Path};
 pub use ports::Ports;
 

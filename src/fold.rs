@@ -134,8 +134,11 @@ impl Talks {
         let mut all: Vec<FxHasher> = vec![FxHasher::default(); plan.ranks() as usize];
         for (group, by) in &self.hops {
             let step = group.step(&plan.views, *by);
+            let pair = |rank: u32| [rank, step.of(rank)];
+            let leaving = cluster.leaving((0..plan.ranks()).map(pair));
             for (rank, h) in (0..).zip(&mut all) {
-                way(&[rank, step.of(rank)]).hash(h);
+                let bridge = cluster.bridge(&pair(rank)).map_or(0, |b| b.value().to_bits());
+                (cluster.uplink_share_of_send(pair(rank), &leaving).to_bits(), bridge).hash(h);
             }
         }
         for group in &self.groups {

@@ -19,7 +19,7 @@
 //! where eight such NICs give 188; and rings of two A100 are slower than larger ones.
 
 use foretrain::cluster::Cluster;
-use foretrain::collective::{Comm, collective, p2p};
+use foretrain::collective::{Comm, Shared, collective, p2p};
 use foretrain::plan::CollectiveKind;
 use foretrain::spec::{ClusterSpec, GpuSpec, StackSpec};
 use foretrain::units::{Bytes, BytesPerSec};
@@ -93,7 +93,7 @@ fn operation(op: &str, cluster: &Cluster, bytes: u64, gpus: u32) -> f64 {
         "all_to_all" => CollectiveKind::AllToAll,
         "send_recv" => {
             let comm = Comm { size: gpus, nodes: cluster.nodes() };
-            return p2p(cluster, &stack, bytes, [0, 1], comm, 1.0).total().value();
+            return p2p(cluster, &stack, bytes, [0, 1], comm, Shared::ALONE).total().value();
         }
         other => panic!("{other}"),
     };

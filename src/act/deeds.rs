@@ -49,6 +49,8 @@ pub struct Way {
     pub receiver: u32,
     pub latency: u64,
     pub transfer: u64,
+    /// The part of its ports that the bytes fill alone.
+    pub fills: f64,
     pub bytes: u64,
     /// The ports of this end, a bit each, see [`port`].
     pub ports: u8,
@@ -237,7 +239,8 @@ impl Acts<'_> {
                 };
                 let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
                 let (by, ports) = (by.rem_euclid(size) as u32, port(tier, way));
-                all.ways.push(Way { dir: leg.dir, by, sender, receiver, latency, transfer, bytes, ports });
+                let fills = time.fills;
+                all.ways.push(Way { dir: leg.dir, by, sender, receiver, latency, transfer, fills, bytes, ports });
                 if leg.dir == Direction::Send {
                     count(&mut all.usages[at], self.plan, lane, &time, times);
                     carry(&mut all.usages[at], tier, bytes as f64 * times);

@@ -67,7 +67,7 @@ impl<'a> Draft<'a> {
         let first = self.ends.len() as u32;
         self.ends.extend(ends);
         let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-        self.meetings.push(Meeting { latency, transfer, ends: first..self.ends.len() as u32 });
+        self.meetings.push(Meeting { latency, transfer, fills: time.fills, ends: first..self.ends.len() as u32 });
         self.meetings.len() as u32 - 1
     }
 

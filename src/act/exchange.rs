@@ -87,7 +87,7 @@ impl Acts<'_> {
         let (latency, transfer) = (own.start + own.notify, own.rows());
         let (provenance, rel_sd) = (estimate.provenance, estimate.rel_sd);
         Ok(Exchanged {
-            time: LinkTime { latency, transfer, provenance, rel_sd },
+            time: LinkTime { latency, transfer, fills: 1.0, provenance, rel_sd },
             sent: [sent.links.sent * row, sent.network.sent * row],
             // The algorithm knows how many SMs its kernels really take.
             ctas: match engine {

@@ -185,6 +185,7 @@ impl Filling<'_> {
     fn meet(&mut self, time: &LinkTime) {
         let meeting = &mut self.sheet.meetings[self.meeting];
         (meeting.latency, meeting.transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+        meeting.fills = time.fills;
         self.meeting += 1;
     }
 }

@@ -6,7 +6,7 @@ use super::ports::{RECV, SEND, port};
 use super::sheet::{Act, End};
 use super::{Acts, ctas};
 use crate::cluster::{Cluster, Tier};
-use crate::collective::{self, Algorithm, Comm, LinkTime};
+use crate::collective::{self, Algorithm, Comm, LinkTime, Shared};
 use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing, over_a_wire};
 use crate::plan::link::{Line, Place};
@@ -65,7 +65,7 @@ impl Gang {
 pub(super) struct Route {
     pub(super) peer: u32,
     pub(super) tier: Tier,
-    pub(super) sharing: f64,
+    pub(super) shared: Shared,
 }
 
 impl<'a> Acts<'a> {
@@ -105,7 +105,7 @@ impl<'a> Acts<'a> {
         let hop = |((&rank, route), gang): ((&u32, &Route), &Rc<Gang>)| {
             let comm = Comm { size: gang.members.len() as u32, nodes: gang.nodes.len() as u32 };
             let pair = [rank, route.peer];
-            let time = collective::p2p(machine.cluster, machine.stack, moved, pair, comm, route.sharing);
+            let time = collective::p2p(machine.cluster, machine.stack, moved, pair, comm, route.shared);
             Hop { time, tier: route.tier, peer: route.peer }
         };
         let hops = self.fold.representatives.iter().zip(routes.iter()).zip(gangs.iter()).map(hop);
@@ -120,11 +120,14 @@ impl<'a> Acts<'a> {
         }
         let (group, cluster, plan) = (self.group(lane), self.machine.cluster, self.plan);
         let wired = over_a_wire(plan, cluster, group, by);
+        let step = group.step(&plan.views, by);
+        let leaving = cluster.leaving((0..plan.ranks()).map(|rank| [rank, step.of(rank)]));
         let route = |&rank: &u32| {
             let peer = group.neighbour(&plan.views, rank, by);
             let tier = cluster.tier(rank, peer);
             let sharing = if tier == Tier::ScaleOut { crossing(plan, cluster, group, by, rank).max(1) } else { wired };
-            Route { peer, tier, sharing: f64::from(sharing) }
+            let uplinks = cluster.uplink_share_of_send([rank, peer], &leaving);
+            Route { peer, tier, shared: Shared { flows: f64::from(sharing), uplinks } }
         };
         let routes: Rc<[Route]> = self.fold.representatives.iter().map(route).collect();
         self.known.routes.insert((lane, by), routes.clone());

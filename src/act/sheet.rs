@@ -36,6 +36,8 @@ pub struct Meeting {
     pub latency: u64,
     /// How long ports are busy if nothing else uses them.
     pub transfer: u64,
+    /// The part of the ports that the bytes fill if nothing else uses them.
+    pub fills: f64,
     /// Entries of [`Sheet::ends`].
     pub(super) ends: Range<u32>,
 }

@@ -8,7 +8,7 @@ use super::ranks::{Held, Stamp, raise};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
-use crate::act::charges::Spell;
+use crate::act::charges::{Spell, Stream};
 use crate::act::waits::Path;
 use crate::act::{Acts, RECV, SEND, ctas, numbers, port};
 use crate::act::{Machine, picoseconds};
@@ -376,13 +376,13 @@ impl Across<'_> {
             ranks.floor = ranks.floor.min(ready);
             let port = &ranks.state[class].ports[port];
             ranks.missed |= !port.knows(off);
-            longest = longest.max(port.lasting(lane, off, transfer, &mut ranks.edges));
+            longest = longest.max(port.lasting(Stream::new(lane, time.fills), off, transfer, &mut ranks.edges));
         }
         for &(post, class, ports) in ends {
             let made_late = path.made_late(self.posts[post].starts[class].ps());
             let lane = self.posts[post].lane;
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
-            let spell = Spell { from: off, to: off + longest, lane };
+            let spell = Spell::new(off, off + longest, Stream::new(lane, time.fills));
             numbers(ports).for_each(|port| ranks.hold(class, port, spell, transfer));
             let (end, post) = (off + latency + longest, &mut self.posts[post]);
             // Of messages that arrive at the same moment, the one that set off last counts.

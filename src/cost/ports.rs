@@ -9,7 +9,7 @@
 //!
 //! [`Guess`]: super::guess::Guess
 
-use crate::act::charges::{self, Spell, amount};
+use crate::act::charges::{self, Spell, Stream};
 use crate::act::stretch::Held;
 use std::rc::Rc;
 
@@ -57,6 +57,8 @@ const BLOCK: usize = 32;
 struct Time {
     from: u64,
     to: u64,
+    /// What the spell fills of the port; of repetitions nothing.
+    fills: u16,
     again: Option<Rc<Again>>,
     /// Entries of any lane that were posted before.
     after: usize,
@@ -84,7 +86,7 @@ impl Port {
     #[inline]
     pub fn hold(&mut self, spell: Spell) {
         let (posted, list) = (self.posted, self.list(spell.lane));
-        list.push((spell.from, spell.to), None, posted);
+        list.push((spell.from, spell.to), spell.fills, None, posted);
         (self.posted, self.known, self.latest) = (posted + 1, self.known + 1, self.latest.max(spell.to));
     }
 
@@ -151,7 +153,7 @@ impl Port {
             if !spells.times.is_empty() && times > 0 {
                 let (from, to) = (spells.begins() + period, spells.latest() + period * times);
                 let many = spells.at_most(0);
-                list.push((from, to), Some(Again { spells, period, times, many }.into()), posted);
+                list.push((from, to), 0, Some(Again { spells, period, times, many }.into()), posted);
                 self.latest = self.latest.max(to);
                 posted += 1;
             }
@@ -191,23 +193,23 @@ impl Port {
         let (lane, list) = late.next()?;
         match list.times[..] {
             [.., Time { latest, .. }, _] if latest > start => None,
-            [.., Time { from, to, again: None, .. }] if from <= start && late.next().is_none() => {
-                Some(Spell { from, to, lane: *lane })
+            [.., Time { from, to, fills, again: None, .. }] if from <= start && late.next().is_none() => {
+                Some(Spell { from, to, lane: *lane, fills })
             }
             _ => None,
         }
     }
 
-    /// How long `transfer` takes from `start` on, ps, for an op on lane `own`. `edges`: room to work in.
+    /// How long `transfer` takes from `start` on, ps, for bytes of a lane. `edges`: room to work in.
     #[inline]
-    pub fn lasting(&self, own: u16, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
+    pub fn lasting(&self, own: Stream, start: u64, transfer: u64, edges: &mut Vec<(u64, i64)>) -> u64 {
         if !self.is_held(start) {
             return transfer;
         }
         // Mostly that is the other half of the same message.
         if let Some(spell) = self.alone(start) {
-            let by = amount(spell.lane, own);
-            return charges::lasting(&[(spell.to, -by)], by, start, transfer);
+            let by = spell.amount(own.lane);
+            return charges::lasting(&[(spell.to, -by)], by, own.fills, start, transfer);
         }
         // Many of the spells posted may begin far later, and those that begin when the transfer is over do not matter
         // to it.
@@ -216,11 +218,11 @@ impl Port {
             edges.clear();
             let mut all = true;
             self.within((start, start.saturating_add(far)), &mut all, &mut |spell| {
-                let by = amount(spell.lane, own);
+                let by = spell.amount(own.lane);
                 edges.extend([(spell.from, by), (spell.to, -by)]);
             });
             edges.sort_unstable();
-            let lasts = charges::lasting(edges, 0, start, transfer);
+            let lasts = charges::lasting(edges, 0, own.fills, start, transfer);
             if all || lasts < far {
                 return lasts;
             }
@@ -228,11 +230,11 @@ impl Port {
         }
     }
 
-    /// What each lane loses, ps, to bytes of lane `own` that set off at `start` and have left at `end`. `spells`: room
-    /// to work in.
+    /// What each lane loses, ps, to bytes of a lane that set off at `start` and have left at `end`. `spells`: room to
+    /// work in.
     pub fn charges(
         &self,
-        own: u16,
+        own: Stream,
         (start, end, transfer): (u64, u64, u64),
         spells: &mut Vec<Spell>,
         each: &mut impl FnMut(u16, u64),
@@ -248,7 +250,7 @@ impl List {
     /// A list of these spells, with nothing before them.
     fn of(times: &[Time]) -> List {
         let mut list = List::default();
-        times.iter().for_each(|time| list.push((time.from, time.to), time.again.clone(), time.after));
+        times.iter().for_each(|time| list.push((time.from, time.to), time.fills, time.again.clone(), time.after));
         list
     }
 
@@ -264,7 +266,7 @@ impl List {
     }
 
     #[inline]
-    fn push(&mut self, (from, to): (u64, u64), again: Option<Rc<Again>>, after: usize) {
+    fn push(&mut self, (from, to): (u64, u64), fills: u16, again: Option<Rc<Again>>, after: usize) {
         if self.times.len().is_multiple_of(BLOCK) {
             self.blocks.push(Block { begins: u64::MAX, over: 0, many: 0 });
         }
@@ -273,7 +275,7 @@ impl List {
             (block.begins, block.over) = (block.begins.min(from), block.over.max(to));
             block.many = block.many.saturating_add(many);
         }
-        self.times.push(Time { from, to, again, after, latest: self.latest().max(to) });
+        self.times.push(Time { from, to, fills, again, after, latest: self.latest().max(to) });
     }
 
     /// When the first spell of the list begins, ps.
@@ -342,7 +344,7 @@ impl List {
                     continue;
                 }
                 match time.again.as_deref() {
-                    None => each(Spell { from, to, lane }),
+                    None => each(Spell { from, to, lane, fills: time.fills }),
                     Some(Again { spells, period, times, .. }) => {
                         let over = |n: &u64| spells.latest() + later + period * n > start;
                         (1..=*times).rev().take_while(over).for_each(|n| {
@@ -355,9 +357,9 @@ impl List {
     }
 }
 
-/// A spell as something held, to be compared: the amount stands for its lane.
-pub fn held(Spell { from, to, lane }: Spell) -> Held {
-    Held { from, to, amount: lane.into() }
+/// A spell as something held, to be compared: the amount stands for its lane and what it fills.
+pub fn held(Spell { from, to, lane, fills }: Spell) -> Held {
+    Held { from, to, amount: u32::from(lane) << 16 | u32::from(fills) }
 }
 
 #[cfg(test)]
@@ -373,7 +375,9 @@ mod tests {
 
     /// Two lanes by turns; whose bytes come is a third, or the first.
     fn spell(from: u64, long: u64) -> Spell {
-        Spell { from, to: from + long, lane: (long % 2) as u16 }
+        // Two that fill all of the port, and one of each lane that fills three tenths.
+        let part = if long % 3 == 0 { 0.3 } else { 1.0 };
+        Spell::new(from, from + long, Stream::new((long % 2) as u16, part))
     }
 
     proptest! {
@@ -406,10 +410,10 @@ mod tests {
             port.since(start, &mut |spell| late.push(spell));
             late.sort_unstable();
             prop_assert_eq!(late, flat.iter().copied().filter(|spell| spell.to > start).collect::<Vec<_>>());
-            for own in [0, 2] {
-                let mut edges = vec![];
-                charges::edges(flat.iter().copied(), own, &mut edges);
-                let wanted = charges::lasting(&edges, 0, start, transfer);
+            for (own, part) in [(0, 1.0), (2, 1.0), (2, 0.4)] {
+                let (own, mut edges) = (Stream::new(own, part), vec![]);
+                charges::edges(flat.iter().copied(), own.lane, &mut edges);
+                let wanted = charges::lasting(&edges, 0, own.fills, start, transfer);
                 prop_assert_eq!(port.lasting(own, start, transfer, &mut vec![]), wanted);
             }
         }
@@ -440,7 +444,8 @@ mod tests {
             whole.since(start, &mut |spell| all.push(spell));
             assert!([&port, &whole].iter().zip([&known, &all]).all(|(p, list)| p.at_most_since(start) >= list.len() as u64));
             prop_assert_eq!(known, all);
-            prop_assert_eq!(port.lasting(2, start, transfer, &mut vec![]), whole.lasting(2, start, transfer, &mut vec![]));
+            let takes = |port: &Port| port.lasting(Stream::full(2), start, transfer, &mut vec![]);
+            prop_assert_eq!(takes(&port), takes(&whole));
             prop_assert_eq!(port.mark(), whole.mark());
         }
     }

@@ -5,7 +5,7 @@ use super::guess::Guess;
 use super::past::Past;
 use super::ports::Port;
 use super::track::Track;
-use crate::act::charges::{Owed, Spell};
+use crate::act::charges::{Owed, Spell, Stream};
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
@@ -90,7 +90,7 @@ pub struct Ranks {
     arrivals: Vec<Arrival>,
     paths: Vec<Path>,
     /// Room to work in.
-    pub edges: Vec<(u64, i32)>,
+    pub edges: Vec<(u64, i64)>,
     pub spells: Vec<Spell>,
 }
 
@@ -452,14 +452,14 @@ impl Ranks {
         }
         let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
         let off = ports().fold(ready, |off, (class, port)| off.max(self.owed(class, port, lane)));
-        let mut longest = meeting.transfer;
+        let (mut longest, stream) = (meeting.transfer, Stream::new(lane, meeting.fills));
         for (class, port) in ports() {
             let port = &self.state[class].ports[port];
             self.missed |= !port.knows(off);
-            longest = longest.max(port.lasting(lane, off, meeting.transfer, &mut self.edges));
+            longest = longest.max(port.lasting(stream, off, meeting.transfer, &mut self.edges));
         }
         for (class, port) in ports() {
-            self.hold(class, port, Spell { from: off, to: off + longest, lane }, meeting.transfer);
+            self.hold(class, port, Spell::new(off, off + longest, stream), meeting.transfer);
         }
         let arrival = &mut self.arrivals[number];
         (arrival.ready, arrival.path, arrival.end) = (ready, path, off + meeting.latency + longest);
@@ -484,7 +484,7 @@ impl Ranks {
         if state.ports[port].is_held(spell.from) {
             let (owed, owes) = (&mut state.owed[port], &mut state.owes);
             state.ports[port].charges(
-                spell.lane,
+                spell.stream(),
                 (spell.from, spell.to, transfer),
                 &mut self.spells,
                 &mut |lane, loss| {

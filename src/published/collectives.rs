@@ -11,7 +11,7 @@ use super::stacks::Stacks;
 use super::verdict::Prediction;
 use super::words::{squeezed, tokens};
 use crate::cluster::Cluster;
-use crate::collective::{Comm, collective, p2p};
+use crate::collective::{Comm, Shared, collective, p2p};
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
 use crate::spec::{ClusterSpec, StackSpec};
@@ -193,8 +193,13 @@ fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) ->
         "sendrecv" => {
             let size = cluster.gpus();
             let comm = Comm { size, nodes: cluster.on_nodes(&members).len() as u32 };
-            let pair = |&a: &u32| p2p(cluster, stack, bytes, [a, (a + 1) % size], comm, 1.0);
-            return Ok(members.iter().map(|a| pair(a).total().value()).fold(0.0, f64::max));
+            let pairs = members.iter().map(|&a| [a, (a + 1) % size]);
+            let leaving = cluster.leaving(pairs.clone());
+            let send = |pair| {
+                let shared = Shared { flows: 1.0, uplinks: cluster.uplink_share_of_send(pair, &leaving) };
+                p2p(cluster, stack, bytes, pair, comm, shared).total().value()
+            };
+            return Ok(pairs.map(send).fold(0.0, f64::max));
         }
         _ => return Err(format!("op: {:?} is none that is known", row.op)),
     };

@@ -66,7 +66,7 @@ impl Engine<'_> {
             meeting.parties.push(party);
             // Bytes move as their sender sees it.
             if way.dir == Direction::Send {
-                (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
+                (meeting.latency, meeting.transfer, meeting.fills) = (way.latency, way.transfer, way.fills);
                 meeting.order = order(script.posted(op, leg), class);
                 meeting.sent = tiers(way.ports, way.bytes as f64);
                 meeting.asks = asks(meeting.sent, self.rates, way.transfer);
@@ -101,7 +101,7 @@ impl Engine<'_> {
         }
         meeting.parties.push(party);
         if class == classes[0] {
-            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
+            (meeting.latency, meeting.transfer, meeting.fills) = (whole.latency, whole.transfer, 1.0);
             meeting.order = order(script.posted(op, 0), class);
             (meeting.between_two, meeting.apart) = (false, false);
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
@@ -132,7 +132,7 @@ impl Engine<'_> {
             let meeting = self.meetings.get_mut(own);
             meeting.parties = vec![party];
             (meeting.between_two, meeting.apart) = (false, true);
-            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
+            (meeting.latency, meeting.transfer, meeting.fills) = (whole.latency, whole.transfer, 1.0);
             meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
             meeting.what = What::Whole { program: run.program as u32, at };
@@ -163,7 +163,8 @@ impl Engine<'_> {
         }
         let meeting = self.meetings.get_mut(id);
         (meeting.lane, meeting.all_here, meeting.ready, meeting.noise) = (lane, now + late, ready, noise);
-        let (crosses, transfer) = (self.meetings.get(id).kind.is_some(), self.meetings.get(id).transfer);
+        let meeting = self.meetings.get(id);
+        let (crosses, transfer, stream) = (meeting.kind.is_some(), meeting.transfer, meeting.stream());
         // Until when those on shared links hold their ports is known when they are over.
         let longest = if crosses { u64::MAX } else { self.lasting(id) };
         let mut behind = BTreeSet::new();
@@ -171,7 +172,7 @@ impl Engine<'_> {
             for port in party.ports() {
                 let port = &mut self.runs[party.class as usize].ports[port];
                 behind.extend(port.behind(posted, self.now).map(|h| (h.order, h.meeting)));
-                port.hold(id, posted, Spell { from: ready, to: ready.saturating_add(longest), lane }, transfer);
+                port.hold(id, posted, Spell::new(ready, ready.saturating_add(longest), stream), transfer);
             }
         }
         let meeting = self.meetings.get_mut(id);
@@ -350,7 +351,7 @@ impl Engine<'_> {
 /// The bytes of a meeting at a port of one of those who meet.
 fn through<'a>(run: &'a Run, meeting: &Meeting, port: usize) -> Through<'a> {
     let tier = port / SCALE_OUT;
-    Through { lane: meeting.lane, order: meeting.order, link: &run.health.links[tier], asks: meeting.asks[tier] }
+    Through { stream: meeting.stream(), order: meeting.order, link: &run.health.links[tier], asks: meeting.asks[tier] }
 }
 
 /// Bytes by tier, of a message through these ports.

@@ -4,6 +4,7 @@ use super::jitter::Noise;
 use super::links;
 use super::pace::Asks;
 use super::share::Activity;
+use crate::act::charges::Stream;
 use crate::act::numbers;
 use rustc_hash::FxHashMap;
 
@@ -65,6 +66,8 @@ pub struct Meeting {
     pub latency: u64,
     /// How long the bytes take if nothing else is on their way, ps.
     pub transfer: u64,
+    /// The part of its ports that they fill alone.
+    pub fills: f64,
     /// Order of posting: lower ones go first on a port.
     pub order: u64,
     pub lane: u16,
@@ -99,6 +102,11 @@ pub struct Meeting {
 }
 
 impl Meeting {
+    /// Its bytes, as ports have them.
+    pub fn stream(&self) -> Stream {
+        Stream::new(self.lane, self.fills)
+    }
+
     pub fn arrives(&self) -> u64 {
         self.ready.saturating_add(self.latency).saturating_add(self.longest)
     }

@@ -3,7 +3,7 @@
 
 use super::meeting::MeetingId;
 use super::pace::{self, Asks, Pace};
-use crate::act::charges::{Owed, Spell, charges, edges, held_at, lasting, part};
+use crate::act::charges::{Owed, Spell, Stream, charges, edges, held_at, lasting, part};
 
 /// A transfer on a port.
 #[derive(Debug, Clone, Copy)]
@@ -17,11 +17,11 @@ pub struct Holder {
     noted: bool,
 }
 
-/// Bytes on their way through a port: their lane, when they were posted, the link, and the part of it that they ask
-/// for.
+/// Bytes on their way through a port: what they are of, when they were posted, the link, and the part of it that they
+/// ask for.
 #[derive(Debug, Clone, Copy)]
 pub struct Through<'a> {
-    pub lane: u16,
+    pub stream: Stream,
     pub order: u64,
     pub link: &'a Pace,
     pub asks: Asks,
@@ -134,7 +134,7 @@ impl Port {
         let before: Vec<Spell> = self.holders.iter().filter(beside).map(|h| h.spell).collect();
         let mut lost = vec![];
         let each = &mut |lane, loss| lost.push((lane, loss));
-        charges(&before, holder.spell.lane, holder.spell.from, holder.transfer, each);
+        charges(&before, holder.spell.stream(), holder.spell.from, holder.transfer, each);
         lost
     }
 
@@ -182,26 +182,27 @@ impl Port {
         }
         let edges = self.edges(through, ready);
         if through.link.is_well() {
-            return lasting(&edges, 0, ready, transfer);
+            return lasting(&edges, 0, through.stream.fills, ready, transfer);
         }
-        let Through { link, asks, .. } = through;
-        let held = |at: u64| held_at(&edges, ready, at);
-        let speed = |at: u64| part(held(at).0) * link.leaves(at, asks);
+        let Through { stream: Stream { fills, .. }, link, asks, .. } = through;
+        let held = |at: u64| held_at(&edges, fills, ready, at);
+        let speed = |at: u64| part(held(at).0, fills) * link.leaves(at, asks);
         pace::lasting(ready, transfer, speed, |at| held(at).1.min(link.next(at)))
     }
 
     /// The part of the port, and of its link's speed, that bytes have at `now` which set off at `ready`, and when that
     /// may change, ps.
     pub fn speed(&self, through: Through, ready: u64, now: u64) -> (f64, u64) {
-        let (held, edge) = held_at(&self.edges(through, ready), ready, now);
-        (part(held) * through.link.leaves(now, through.asks), edge.min(through.link.next(now)))
+        let fills = through.stream.fills;
+        let (held, edge) = held_at(&self.edges(through, ready), fills, ready, now);
+        (part(held, fills) * through.link.leaves(now, through.asks), edge.min(through.link.next(now)))
     }
 
     /// The times at which the holders that were posted before come and go, each with what it counts as.
-    fn edges(&self, Through { lane, order, .. }: Through, ready: u64) -> Vec<(u64, i32)> {
+    fn edges(&self, Through { stream, order, .. }: Through, ready: u64) -> Vec<(u64, i64)> {
         let mut all = vec![];
         let before = self.holders.iter().filter(|h| h.order < order && h.spell.to > ready);
-        edges(before.map(|h| h.spell), lane, &mut all);
+        edges(before.map(|h| h.spell), stream.lane, &mut all);
         all
     }
 

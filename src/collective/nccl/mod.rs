@@ -20,7 +20,7 @@ use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
 use crate::units::{Bytes, Seconds};
 pub use fitted::{FITTED, Fitted, Inside, ProtocolFit};
-pub use sends::Comm;
+pub use sends::{Comm, Shared};
 use shape::Shape;
 pub use shape::tree_uplinks;
 use tuner::{Course, Tuner};
@@ -30,6 +30,9 @@ use tuner::{Course, Tuner};
 pub struct LinkTime {
     pub latency: Seconds,
     pub transfer: Seconds,
+    /// The part of its ports that the transfer fills while nothing else does: less than 1 where something else holds it
+    /// up, as the channel of a send between nodes.
+    pub fills: f64,
     pub provenance: Provenance,
     /// Relative standard deviation of the whole.
     pub rel_sd: f64,
@@ -41,7 +44,8 @@ impl LinkTime {
     }
 
     fn nothing() -> LinkTime {
-        LinkTime { latency: Seconds::ZERO, transfer: Seconds::ZERO, provenance: Provenance::Measured, rel_sd: 0.0 }
+        let (latency, transfer) = (Seconds::ZERO, Seconds::ZERO);
+        LinkTime { latency, transfer, fills: 1.0, provenance: Provenance::Measured, rel_sd: 0.0 }
     }
 }
 
@@ -58,10 +62,9 @@ fn provenance(origin: Origin) -> Provenance {
     }
 }
 
-/// A send and the receive that meets it, between two ranks of a communicator. `sharing` is
-/// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
-pub fn p2p(cluster: &Cluster, stack: &StackSpec, bytes: Bytes, pair: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
-    Nccl::new(cluster, stack).p2p(bytes, pair, comm, sharing)
+/// A send and the receive that meets it, between two ranks of a communicator.
+pub fn p2p(cluster: &Cluster, stack: &StackSpec, bytes: Bytes, pair: [u32; 2], comm: Comm, shared: Shared) -> LinkTime {
+    Nccl::new(cluster, stack).p2p(bytes, pair, comm, shared)
 }
 
 /// One way to do an operation, and what it takes.
@@ -131,8 +134,8 @@ impl<'a> Nccl<'a> {
     }
 
     /// As [`p2p`].
-    pub fn p2p(&self, bytes: Bytes, pair: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
-        sends::p2p(self, bytes, pair, comm, sharing)
+    pub fn p2p(&self, bytes: Bytes, pair: [u32; 2], comm: Comm, shared: Shared) -> LinkTime {
+        sends::p2p(self, bytes, pair, comm, shared)
     }
 
     /// As [`choices`].
@@ -164,8 +167,13 @@ impl<'a> Nccl<'a> {
             Operation::SendRecv => {
                 let n = members.len();
                 let comm = Comm { size: shape.n, nodes: shape.nodes };
-                let pair = |i: usize| self.p2p(bytes, [members[i], members[(i + 1) % n]], comm, 1.0);
-                let slowest = (0..n).map(pair).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
+                let pair = |i: usize| [members[i], members[(i + 1) % n]];
+                let leaving = cluster.leaving((0..n).map(pair));
+                let send = |pair: [u32; 2]| {
+                    let uplinks = cluster.uplink_share_of_send(pair, &leaving);
+                    self.p2p(bytes, pair, comm, Shared { flows: 1.0, uplinks })
+                };
+                let slowest = (0..n).map(pair).map(send).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
                 slowest.map(one(Algorithm::Pairwise, Protocol::Simple)).into_iter().collect()
             }
             Operation::Whole(CollectiveKind::AllToAll) => {
@@ -236,7 +244,7 @@ fn measured(cluster: &Cluster, kind: CollectiveKind, shape: &Shape, bytes: Bytes
     let total = Seconds::new(found.at(bytes.value()));
     let latency = found.lines.iter().map(|l| l.latency).fold(total, Seconds::min);
     let provenance = Provenance::Measured;
-    Some(LinkTime { latency, transfer: total - latency, provenance, rel_sd: found.rel_sd })
+    Some(LinkTime { latency, transfer: total - latency, fills: 1.0, provenance, rel_sd: found.rel_sd })
 }
 
 /// Threads play the rounds one by one.
@@ -246,6 +254,7 @@ fn in_rounds(cluster: &Cluster, stack: &StackSpec, kind: CollectiveKind, n: u32,
     LinkTime {
         latency: (stack.p2p_latency.value + up.latency.value) * rounds,
         transfer: bytes * (rounds / f64::from(n)) / up.bandwidth.value,
+        fills: 1.0,
         provenance: provenance(up.bandwidth.provenance),
         rel_sd: SPREAD_INSIDE,
     }
@@ -368,12 +377,15 @@ mod tests {
     fn a_block_of_keys_and_values_hops_slowly() {
         // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.
         let (c, s) = at("dgx-h100", 8);
-        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), [0, 1], Comm { size: 8, nodes: 1 }, 1.0);
+        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), [0, 1], Comm { size: 8, nodes: 1 }, Shared::ALONE);
         let rate = Bytes::new(16.0 * MIB) / t.transfer;
         assert_eq!((rate.value() / 1e9).round(), 68.0);
         assert_eq!(t.provenance, Provenance::Extrapolated);
-        let shared = |flows| p2p(&c, &s, Bytes::new(4096.0 * MIB), [0, 1], Comm { size: 8, nodes: 1 }, flows).transfer;
-        assert!((shared(2.0) / shared(1.0) - 2.0).abs() < 1e-9);
+        let by = |flows| {
+            let (bytes, shared) = (Bytes::new(4096.0 * MIB), Shared { flows, ..Shared::ALONE });
+            p2p(&c, &s, bytes, [0, 1], Comm { size: 8, nodes: 1 }, shared).transfer
+        };
+        assert!((by(2.0) / by(1.0) - 2.0).abs() < 1e-9);
     }
 
     /// CPUs switch between two GPUs as well as a switch does, and worse the more peers there are; a ring has two.
@@ -401,7 +413,7 @@ mod tests {
         let (c, s) = at("l40s-pcie", 8);
         let rate = |a, b, size| {
             let bytes = Bytes::new(4096.0 * MIB);
-            (bytes / p2p(&c, &s, bytes, [a, b], Comm { size, nodes: 1 }, 1.0).transfer).value() / 1e9
+            (bytes / p2p(&c, &s, bytes, [a, b], Comm { size, nodes: 1 }, Shared::ALONE).transfer).value() / 1e9
         };
         assert!((rate(0, 4, 2) - 5.5).abs() < 1e-9 && (rate(2, 4, 4) - 11.0).abs() < 1e-9);
         assert!((rate(3, 4, 8) - 22.0).abs() < 1e-9 && rate(2, 3, 8) > 22.0);

@@ -60,9 +60,22 @@ fn send_latency(nccl: &Nccl, bytes: f64, channels: u32, announcement: f64) -> Se
     if announced { start + Seconds::new(announcement) } else { start }
 }
 
-/// A send and the receive that meets it, between two ranks of a communicator. `sharing` is
-/// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
-pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
+/// With whom a send shares its way.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared {
+    /// How many such flows leave the node at once, or share the port of a rank inside it, at least 1.
+    pub flows: f64,
+    /// The share of its NIC that the uplinks of pods leave it.
+    pub uplinks: f64,
+}
+
+impl Shared {
+    /// With nobody.
+    pub const ALONE: Shared = Shared { flows: 1.0, uplinks: 1.0 };
+}
+
+/// A send and the receive that meets it, between two ranks of a communicator.
+pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, shared: Shared) -> LinkTime {
     let (cluster, stack) = (nccl.cluster, nccl.stack);
     let up = &cluster.spec.scale_up;
     let gpu = &cluster.gpu;
@@ -71,6 +84,7 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, sharing:
             latency: gpu.launch.value,
             // Read and written.
             transfer: bytes * 2.0 / (gpu.memory_bandwidth.value * gpu.memory_bound.fraction.value),
+            fills: 1.0,
             provenance: provenance(gpu.memory_bound.fraction.provenance),
             rel_sd: gpu.memory_bound.rel_sd.value,
         },
@@ -80,24 +94,27 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, sharing:
             let bridge = cluster.bridge_of_ring(&[from, to], comm.size);
             let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), bridge];
             let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
-            let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
+            let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / shared.flows));
             LinkTime {
                 latency: send_latency(nccl, bytes.value(), channels, nccl.fitted.announcement) + up.latency.value,
                 transfer: bytes / rate,
+                fills: 1.0,
                 provenance: provenance(up.p2p_per_cta.provenance),
                 rel_sd: SPREAD_SENDS,
             }
         }
         Tier::ScaleOut => {
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
-            let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
-            let rate = of_a_send(out, stack).min(out.achieved.value * share);
-            let wires = cluster.spec.graph.as_ref().map_or(rate, |graph| graph.bandwidth.value);
-            let rate = rate.min(wires);
+            let port = out.achieved.value * (cluster.nic_share(shared.flows) * shared.uplinks);
+            let rate = of_a_send(out, stack).min(port);
+            let wire = cluster.spec.graph.as_ref().map(|graph| graph.bandwidth.value);
+            // What a wire holds up holds all of the wire; a NIC may have room beside the channel of a send.
+            let (rate, fills) = wire.map_or((rate, rate / port), |wire| (rate.min(wire), 1.0));
             LinkTime {
                 latency: send_latency(nccl, bytes.value(), BETWEEN, nccl.fitted.announcement_between)
                     + out.latency.value,
                 transfer: bytes / rate,
+                fills,
                 provenance: provenance(out.p2p.provenance),
                 rel_sd: SPREAD_BETWEEN,
             }
@@ -129,6 +146,7 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
     let mut time = LinkTime {
         latency: send_latency(nccl, one.value(), each, nccl.fitted.announcement) + up.latency.value,
         transfer: inside,
+        fills: 1.0,
         provenance: provenance(up.p2p_per_cta.provenance),
         rel_sd: SPREAD_SENDS,
     };

@@ -148,6 +148,7 @@ impl<'a> Tuner<'a> {
         LinkTime {
             latency: self.start + latency,
             transfer: bytes / BytesPerSec::new(algbw * 1e9),
+            fills: 1.0,
             provenance: self.provenance,
             rel_sd: if self.nodes > 1.0 { SPREAD_BETWEEN } else { SPREAD_INSIDE },
         }

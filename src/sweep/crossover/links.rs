@@ -115,7 +115,7 @@ impl<'de> Deserialize<'de> for Links {
 mod tests {
     use super::*;
     use crate::cluster::{Cluster, Tier};
-    use crate::collective::{Comm, p2p};
+    use crate::collective::{Comm, Shared, p2p};
     use crate::spec::{GpuSpec, StackSpec};
     use crate::units::Bytes;
 
@@ -142,7 +142,7 @@ mod tests {
             let spec = Links::Node(200.0).of(&ClusterSpec::find(name).unwrap(), 8).unwrap();
             let cluster = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), 8).unwrap();
             let bytes = Bytes::new(256e6);
-            let hop = p2p(&cluster, &stack, bytes, [0, 7], Comm { size: 8, nodes: 1 }, 1.0);
+            let hop = p2p(&cluster, &stack, bytes, [0, 7], Comm { size: 8, nodes: 1 }, Shared::ALONE);
             let rate = bytes.value() / hop.transfer.value();
             assert!((rate / 200e9 - 1.0).abs() < 0.01, "{name}: {rate}");
         }
