@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
                         foretrain validate --on cpu --profile profile.json\n         \
                         foretrain calibrate --on cuda --out h200.json\n         \
                         foretrain calibrate --on cuda --plan mine.plan.json --out h200.json\n         \
-                        foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
-                        foretrain estimate --cluster mine.json --gpus 64\n\n\
+                        foretrain calibrate --from-nccl-tests all_gather.log reduce_scatter.json --cluster dgx-h100 --out mine.json\n         \
+                        foretrain estimate --cluster mine.json --gpus 64 --tp 8\n\n\
     The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
     predict read it by `--profile profile.json`. Let the machine be idle: what others do on it is measured, too.\n\n\
     Every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped goes\n\
@@ -37,7 +37,9 @@ use std::path::{Path, PathBuf};
     by validate is slower by it. With --plan, as `foretrain plan --out` writes them, kernels of a rank of each are timed at\n\
     their own shapes, first of all: others are interpolated between those of small models, and some are 5 to 10 % off by it.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
-    written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
+    written cluster is the given one with them. Operation, GPUs and nodes are those that the log names, and what was measured\n\
+    counts for groups of just as many GPUs on just as many nodes, for no others: logs of the 8 GPUs of a node count for --tp 8,\n\
+    as above, and not for its gradients, among 8 GPUs on 8 nodes. `foretrain cluster --show mine.json` lists what counts.")]
 pub struct Flags {
     /// What to measure
     #[arg(long, value_enum, default_value = "cpu")]

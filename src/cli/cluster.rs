@@ -4,8 +4,8 @@ use super::{Answer, Output, write_file};
 use crate::cluster::fullest;
 use crate::error::{Error, Result};
 use crate::import::{nccl_topo, node::Node, nvidia_smi};
-use crate::report::human::counted;
-use crate::spec::{ClusterSpec, GraphShape, Pod, Routing, ScaleOut, shipped};
+use crate::report::human::{Table, counted};
+use crate::spec::{ClusterSpec, CollectiveOp, GraphShape, MeasuredCollective, Pod, Routing, ScaleOut, shipped};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 use std::fmt::Write;
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
     NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretrain cluster --from-nccl-topo topo.xml --out mine.json\n         \
     nvidia-smi topo -m > topo.txt; foretrain cluster --from-nvidia-smi topo.txt --like dgx-h100 --out mine.json\n\n\
     What a machine does not say of itself, the rates of its links above all, is taken from the shipped cluster that is\n\
-    most alike; measure it with `calibrate`.")]
+    most alike: of the GPU whose PCI id NCCL's file has, or else of its compute capability; measure it with `calibrate`.\n\
+    Of a cluster with measured collectives --show lists the groups that they count for.")]
 pub struct Flags {
     /// Draw a shipped cluster or a file
     #[arg(long, value_name = "NAME")]
@@ -71,15 +72,15 @@ impl Flags {
         let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
         let name = file.display().to_string();
         let node = parse(&name, &text)?;
-        let like = match &self.like {
-            Some(like) => like.as_str(),
+        let (like, chosen) = match &self.like {
+            Some(like) => (ClusterSpec::find(like)?, None),
             None => node.like(&name)?,
         };
         let stem = |path: &Path| path.file_stem().map_or("mine".into(), |s| s.to_string_lossy().into_owned());
         let called = stem(self.out.as_deref().unwrap_or(file));
         let source = file.file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
-        let made = node.cluster(&called, &ClusterSpec::find(like)?, &source)?;
-        let notes = node.notes(&made);
+        let made = node.cluster(&called, &like, &source)?;
+        let notes = chosen.into_iter().chain(node.notes(&made)).collect();
         Ok((made, notes))
     }
 }
@@ -110,7 +111,35 @@ fn draw(spec: &ClusterSpec) -> String {
     let nodes = above.div_ceil(u64::from(spec.gpus_per_node));
     level(format!("{nodes} x node of {}{}", counted(spec.gpus_per_node, "GPU"), of_node(spec)));
     level(format!("{} x GPU: {}", spec.gpus_per_node, scale_up(spec)));
-    text
+    text + &measured(&spec.measured)
+}
+
+/// What was measured on the cluster; nothing where nothing was.
+fn measured(all: &[MeasuredCollective]) -> String {
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new("<>><");
+    table.row(["operation", "GPUs", "nodes", "measured in"]);
+    for m in all {
+        table.row([op(m.op), &m.gpus.to_string(), &m.nodes.to_string(), &m.source]);
+    }
+    let what = "measured collectives, each for just so many GPUs on so many nodes; others are as the links have them";
+    format!("\n{what}\n{}", table.render("  "))
+}
+
+/// The only groups that a measured collective counts for.
+pub fn group(m: &MeasuredCollective) -> String {
+    format!("{} among {} on {}", op(m.op), counted(m.gpus, "GPU"), counted(m.nodes, "node"))
+}
+
+fn op(op: CollectiveOp) -> &'static str {
+    match op {
+        CollectiveOp::AllReduce => "all_reduce",
+        CollectiveOp::AllGather => "all_gather",
+        CollectiveOp::ReduceScatter => "reduce_scatter",
+        CollectiveOp::AllToAll => "all_to_all",
+    }
 }
 
 fn network(out: &ScaleOut) -> String {

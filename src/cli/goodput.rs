@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::plot;
 use crate::report::human::{Table, counted, decimal, long, notes, percent, seconds};
 use crate::report::record;
+use crate::sim::fault::WATCHDOG_S;
 use crate::spec::{Cause, ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::sweep::Case;
 use crate::units::{Bytes, BytesPerSec, Seconds};
@@ -546,9 +547,20 @@ fn render(step: &Step, found: &Found) -> String {
     causes.iter().for_each(|i| table.row([i.cause.clone(), format!("{:.1}", i.count)]));
     text.push_str(&table.render("  "));
     if !found.assumed.is_empty() {
-        text.push_str(&format!("\nassumed, not measured: {}\n", found.assumed.join(", ")));
+        text.push_str(&format!("\nassumed, not measured: {}\n", listed(&found.assumed, run)));
     }
     text
+}
+
+/// `simulate` has another time until a failure is noticed.
+fn listed(assumed: &[String], run: &Run) -> String {
+    let noticed = long(run.detect_s);
+    let other = "--recover or a --fleet changes it, and `simulate --dead` waits for its --watchdog instead";
+    let said = |field: &String| match field.ends_with(".detect") {
+        true => format!("{field} ({noticed}; {other}, {WATCHDOG_S} s)"),
+        false => field.clone(),
+    };
+    assumed.iter().map(said).collect::<Vec<_>>().join(", ")
 }
 
 fn where_time_goes(spent: &Spent) -> String {

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 /// What to do about a file that is not as NCCL writes it.
 const AGAIN: &str = "let NCCL write the file again (NCCL_TOPO_DUMP_FILE)";
 
+/// What to do about GPUs of several kinds.
+const ONE_KIND: &str = "a cluster has GPUs of one kind, so let NCCL see those of one alone (CUDA_VISIBLE_DEVICES)";
+
 /// Reads a dump; `file` is what errors call it.
 pub fn parse(file: &str, text: &str) -> Result<Node> {
     let mut reader = Reader::from_str(text);
@@ -53,6 +56,8 @@ struct Seen {
     sm: Option<u32>,
     /// The <cpu> read last has a GPU.
     counted: bool,
+    /// Maker and id of the <pci> read last.
+    pci: Option<(u32, u32)>,
     /// Where the <pci> read last sits, that of each GPU, and where its links lead to.
     busid: String,
     gpus: Vec<String>,
@@ -67,7 +72,10 @@ impl Seen {
     fn tag(&mut self, tag: &BytesStart) -> std::result::Result<(), String> {
         match tag.name().as_ref() as &str {
             "cpu" => self.counted = false,
-            "pci" => self.busid = attribute(tag, "busid")?.unwrap_or_default(),
+            "pci" => {
+                self.busid = attribute(tag, "busid")?.unwrap_or_default();
+                self.pci = id(tag, "vendor")?.zip(id(tag, "device")?);
+            }
             "gpu" => self.gpu(tag)?,
             "nvlink" | "xgmi" => {
                 let links: u32 = number(tag, "count")?.unwrap_or(1);
@@ -101,9 +109,13 @@ impl Seen {
         }
         let sm: Option<u32> = number(tag, "sm")?;
         if let (Some(sm), Some(other)) = (sm, self.sm.filter(|other| Some(*other) != sm)) {
-            let why = "a cluster has GPUs of one kind, so let NCCL see those of one alone (CUDA_VISIBLE_DEVICES)";
-            return Err(format!("sm: {sm}, where another GPU has {other}; {why}"));
+            return Err(format!("sm: {sm}, where another GPU has {other}; {ONE_KIND}"));
         }
+        let pci = self.pci.or(self.node.pci);
+        if let (Some((_, id)), Some((_, other))) = (pci, self.node.pci.filter(|other| Some(*other) != pci)) {
+            return Err(format!("device: {id:#06x}, where another GPU has {other:#06x}; {ONE_KIND}"));
+        }
+        self.node.pci = pci;
         self.sm = sm.or(self.sm);
         self.node.sm = sm.or(self.node.sm);
         Ok(())
@@ -133,6 +145,12 @@ fn attribute(tag: &BytesStart, name: &str) -> std::result::Result<Option<String>
     let found = tag.try_get_attribute(name).map_err(|e| format!("{name}: {e}"))?;
     let value = found.map(|a| a.value.to_string());
     Ok(value)
+}
+
+/// A number as the PCI bus has it, 0x10de; none where it cannot be read.
+fn id(tag: &BytesStart, name: &str) -> std::result::Result<Option<u32>, String> {
+    let text = attribute(tag, name)?;
+    Ok(text.and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()))
 }
 
 fn number<T: std::str::FromStr>(tag: &BytesStart, name: &str) -> std::result::Result<Option<T>, String> {
@@ -166,6 +184,23 @@ mod tests {
         let node = parse("x.xml", XML).unwrap();
         assert_eq!((node.gpus, node.sm, node.links, node.switched, node.sockets), (2, Some(90), 18, true, 2));
         assert_eq!(node.nics, [Nic { name: "mlx5_0".into(), rate: Some(50e9) }]);
+    }
+
+    /// A GPU's <pci> is around it, that of a NIC may come between.
+    #[test]
+    fn gpus_have_the_id_of_their_pci() {
+        assert_eq!(parse("x.xml", XML).unwrap().pci, None);
+        let with = |at: &str, id: &str| format!("{at} vendor=\"0x10de\" device=\"{id}\"");
+        let first = |id: &str| XML.replace("class=\"0x030200\"", &with("class=\"0x030200\"", id));
+        let node = parse("x.xml", &first("0x2329")).unwrap();
+        assert_eq!((node.pci, node.like("x.xml").unwrap().0.gpu.as_str()), (Some((0x10de, 0x2329)), "h20-sxm5"));
+        let nic = XML.replace("class=\"0x020700\"", "class=\"0x020700\" vendor=\"0x15b3\" device=\"0x1021\"");
+        assert_eq!(parse("x.xml", &nic).unwrap().pci, None);
+        assert_eq!(parse("x.xml", &first("what")).unwrap().pci, None);
+        let second = |id: &str| first("0x2329").replace("busid=\"0000:9b:00.0\"", &with("busid=\"0000:9b:00.0\"", id));
+        assert_eq!(parse("x.xml", &second("0x2329")).unwrap(), node);
+        let mixed = parse("x.xml", &second("0x2330")).unwrap_err().to_string();
+        assert!(mixed.contains("device: 0x2330, where another GPU has 0x2329; a cluster has GPUs"), "{mixed}");
     }
 
     #[test]
@@ -204,7 +239,7 @@ mod tests {
         let xml = "<system><cpu><pci busid=\"a\"><gpu dev=\"0\" sm=\"94\" gcn=\"gfx942\"><xgmi target=\"b\" count=\"1\"/>\
                    </gpu></pci><pci busid=\"b\"><gpu dev=\"1\" sm=\"94\"><xgmi target=\"a\" count=\"1\"/></gpu></pci></cpu></system>";
         let node = parse("x.xml", xml).unwrap();
-        assert_eq!((node.like("x.xml").unwrap(), node.islands), ("mi300x-8x400", 1));
+        assert_eq!((node.like("x.xml").unwrap().0.name.as_str(), node.islands), ("mi300x-8x400", 1));
     }
 
     proptest! {

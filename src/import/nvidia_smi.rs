@@ -55,7 +55,9 @@ fn node_of(matrix: &[Vec<String>], gpus: usize, columns: &[&str]) -> Node {
     let islands = if most > 0 { islands(gpus, linked) } else { 0 };
     // GPUs that only SYS lies between are on different sockets.
     let sockets = self::islands(gpus, pairs().filter(|&(a, b)| matrix[a][b] != "SYS"));
-    Node { gpus: gpus as u32, sm: None, links: of_one, switched, islands, nics: nics(matrix, gpus, columns), sockets }
+    let nics = nics(matrix, gpus, columns);
+    // Which GPUs they are, it does not say.
+    Node { gpus: gpus as u32, sm: None, pci: None, links: of_one, switched, islands, nics, sockets }
 }
 
 /// NICs of jobs: those behind a PCIe switch that a GPU is behind, too, if there are such; others are for storage and

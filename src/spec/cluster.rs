@@ -250,7 +250,9 @@ pub struct ScaleOut {
     /// What changes rails goes over the scale-up links to the GPU on the right rail first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pxn: bool,
-    /// Networks beside each other that every NIC has a port on: 1 where they are not told apart.
+    /// Networks beside each other that every NIC has a port on, as in Alibaba's HPN: 1 where they are not told apart. Of these
+    /// any carries a NIC's traffic, and where one is down the others carry all. Planes that a NIC is in one of, as in DeepSeek's
+    /// multi-plane fat tree, are none of these: they are `rails`, and from one to another it goes by way of a GPU beside (`pxn`).
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub planes: u32,
     #[serde(default, skip_serializing_if = "is_default")]

@@ -1,6 +1,7 @@
 //! `foretrain calibrate --from-nccl-tests`: logs of collectives, made into the links of a cluster.
 
 use crate::calibrate::links::{Fit, fit};
+use crate::cli::cluster::group;
 use crate::cli::{Answer, write_file};
 use crate::error::{Error, Result};
 use crate::import::nccl_tests::{Log, kind_of, parse};
@@ -60,6 +61,8 @@ struct Residual {
 struct Found {
     cluster: String,
     fits: Vec<Fitted>,
+    /// The groups that what was measured counts for, of these logs and of those before them.
+    counts_for: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     out: Option<PathBuf>,
 }
@@ -81,7 +84,8 @@ pub fn run(flags: &Flags, out: Option<&Path>) -> Result<Answer> {
         let json = serde_json::to_string_pretty(&cluster).expect("JSON from plain data");
         write_file(out, json.as_bytes())?;
     }
-    let found = Found { cluster: flags.cluster.clone(), fits, out: out.map(Path::to_path_buf) };
+    let counts_for = cluster.measured.iter().map(group).collect();
+    let found = Found { cluster: flags.cluster.clone(), fits, counts_for, out: out.map(Path::to_path_buf) };
     Ok(Answer::new(found.render(), &found))
 }
 
@@ -188,6 +192,11 @@ impl Found {
         if let Some(out) = &self.out {
             text.push_str(&format!("\nwrote {0}; use it as --cluster {0}\n", out.display()));
         }
+        let groups = self.counts_for.join(", ");
+        text.push_str(&format!(
+            "\nwhat was measured counts for {groups} alone; other operations, and groups of more or fewer GPUs or nodes, are as \
+             the links have them\n"
+        ));
         text
     }
 }

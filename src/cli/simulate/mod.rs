@@ -387,7 +387,8 @@ fn hung(plan: &Plan, hang: Hang, watchdog_s: f64, events: u64, wall_s: f64) -> A
         .over_s
         .map_or(String::new(), |s| format!("; with a longer --watchdog the step would be over after {}", seconds(s)));
     let text = format!(
-        "{what}\n\n{}{tail}\nthe watchdog ends the job {} after the first began to wait, at {}: {:.1} GPU hours lost{else_over}\n",
+        "{what}\n\n{}{tail}\nthe watchdog ends the job {} after the first began to wait, at {}: {:.1} GPU hours \
+         lost{else_over}; `goodput` does not wait for it (--watchdog), but counts the `detect` of its --fleet\n",
         table.render(""),
         seconds(watchdog_s),
         seconds(ends_s),
