@@ -38,7 +38,9 @@ fn no_driver_is_a_sentence_and_exit_code_2() {
         let done = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(words.split(' ')).output().unwrap();
         assert_eq!(done.status.code(), Some(2), "{words}");
         let said = [done.stdout, done.stderr].map(|out| String::from_utf8(out).unwrap()).concat();
-        assert!(said.contains("no NVIDIA driver") && said.contains("--on cpu"), "{words}: {said}");
+        assert!(said.contains("no NVIDIA driver") && said.contains("run this where a GPU is"), "{words}: {said}");
+        // A selftest on the CPU is refused, so that it is no remedy.
+        assert_eq!(said.contains("--on cpu"), !words.starts_with("selftest"), "{words}: {said}");
     }
     let done = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(["selftest", "--group", "norm"]).output().unwrap();
     let said = String::from_utf8(done.stderr).unwrap();

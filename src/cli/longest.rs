@@ -12,6 +12,7 @@ use crate::report::human::{Table, bytes, counted, notes, percent, seconds, token
 use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::longest::{Longest, Question, Way, longest};
+use crate::sweep::usual_ep;
 use clap::Args;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -47,7 +48,7 @@ pub struct Flags {
     /// Ulysses degrees [default: with --ring 1, else as many as share a node's heads, and all heads]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
-    /// Ring degrees [default: with --ulysses 1, else all GPUs, and what Ulysses leaves of them]
+    /// Ring degrees [default: with --ulysses 1, else all GPUs (or as many as share a hybrid's states), and what Ulysses leaves]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
     /// Ranks that share the experts of a layer [default: as many as divide them, within a node]
@@ -115,13 +116,13 @@ impl Flags {
                 all.extend(usual);
                 continue;
             }
-            let ep = usual.first().map_or(1, |way| way.ep);
             let splits = match says_split {
                 false => usual.iter().map(|way| [way.ulysses, way.ring, 1, 1]).collect(),
                 true => crossed([&self.ulysses, &self.ring, &self.tp, &self.pp].map(|list| or(list, 1))),
             };
             let fits = |split: &&[u32; 4]| gpus.is_multiple_of(split.iter().product::<u32>().max(1));
             for &[ulysses, ring, tp, pp] in splits.iter().filter(fits) {
+                let ep = usual_ep(model, gpus, &[pp], cluster.gpus_per_node);
                 all.extend(or(&self.ep, ep).into_iter().map(|ep| Way { gpus, ulysses, ring, tp, pp, ep }));
             }
         }

@@ -86,7 +86,7 @@ struct Found {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     if flags.on == On::Cpu {
-        let why = "the CPU's kernels are what others are held to; give --on cuda";
+        let why = "the CPU's kernels are what others are held to; give --on cuda on a machine with an NVIDIA GPU";
         return Err(Error::spec("selftest", "--on", why));
     }
     if flags.group.as_deref() == Some(NCCL) {
@@ -99,7 +99,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => cases::groups().collect(),
     };
     let wanted = Wanted::new(flags.speed_of.as_deref().unwrap_or_default())?;
-    driver::count()?;
+    driver::count().map_err(without_cpu)?;
     let mut cuda = Cuda::open(&[flags.device], flags.attention)?;
     let mut found = Found {
         gpu: cuda.name(0),
@@ -127,6 +127,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Error::device("selftest", why)
     });
     Answer::with_error(render(&found), &found, error).also_to(flags.out.as_deref())
+}
+
+/// The driver's remedy is for commands that run on the CPU as well, which has nothing to be tested here.
+fn without_cpu(error: Error) -> Error {
+    match error {
+        Error::Device { op, why } if op == "cuda" && why.contains("--on cpu") => {
+            let what = why.split(';').next().unwrap_or_default();
+            Error::device(op, format!("{what}; run this where a GPU is, whose kernels are held to the CPU's"))
+        }
+        other => other,
+    }
 }
 
 /// Runs all groups; where a kernel leaves the GPU good for nothing more, what is left.
@@ -189,7 +200,7 @@ struct Between {
 fn between_processes(flags: &Flags) -> Result<Answer> {
     let alone = Process { rank: 0, world: 1, local: flags.device, by: "nobody" };
     let process = process::of(&environment)?.unwrap_or(alone);
-    let (mut cuda, meeting) = joined::open(&process, "selftest")?;
+    let (mut cuda, meeting) = joined::open(&process, "selftest").map_err(without_cpu)?;
     let all = || meeting.gather(vec![]).and_then(|_| meeting.together());
     let done =
         nccl::check(&mut cuda, [process.rank, process.world], ELEMS, &all).and_then(|calls| all().map(|()| calls));

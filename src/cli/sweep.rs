@@ -6,7 +6,7 @@ use super::config::{
 };
 use super::progress::bar;
 use super::{Answer, Output, list_of, software};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, counted, seconds, tokens};
@@ -14,7 +14,7 @@ use crate::report::record;
 use crate::spec::{Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::grid::cross;
-use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
+use crate::sweep::{Also, Batch, Grid, Study, summary, sweep, usual_ep};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -67,8 +67,8 @@ pub struct Flags {
     /// Ring degrees [default: with --ulysses 1, else a choice of both]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
-    /// Ranks that share the experts of a layer
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree, default_value = "1")]
+    /// Ranks that share the experts of a layer [default: as many as divide them, within a node]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ep: Vec<u32>,
     /// ZeRO stages
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(0..=3))]
@@ -126,13 +126,18 @@ impl Flags {
             ("--dispatch-dtype", !self.dispatch_dtype.is_empty()),
             ("--routing", self.routing.is_some()),
         ];
-        of_experts(&LlmSpec::find(&self.model)?, &said)?;
+        let model = LlmSpec::find(&self.model)?;
+        of_experts(&model, &said)?;
         let cluster = ClusterSpec::find(&self.cluster)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
         let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
         let batch = match self.global_batch.is_empty() {
             true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
             false => Batch::GlobalBatch(self.global_batch.clone()),
+        };
+        let ep = match self.ep.is_empty() {
+            true => vec![usual_ep(&model, gpus, &self.pp, cluster.gpus_per_node)],
+            false => self.ep.clone(),
         };
         Ok(Grid {
             title: self.title.clone(),
@@ -148,7 +153,7 @@ impl Flags {
             tp: self.tp.clone(),
             pp: self.pp.clone(),
             vp: self.vp.clone(),
-            ep: self.ep.clone(),
+            ep,
             zero: self.zero.clone(),
             recompute: self.recompute.clone(),
             options: self.all_options(),
@@ -243,7 +248,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let case = grid.case()?;
     let record = software::record(&case);
     let notes = &case.model.notes;
-    let text = human::notes(notes) + &render(&grid, &study, took, &record::sentence(&record), &files);
+    let nothing = summary::nothing_runs(&case, &study.rows)?;
+    let text =
+        human::notes(notes) + &render(&grid, &study, nothing.as_deref(), took, &record::sentence(&record), &files);
     let found = Found {
         study: &grid,
         notes: notes.clone(),
@@ -255,10 +262,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         median_row_s: study.median.map(|m| m.as_secs_f64()),
         rows: &study.rows,
     };
-    Ok(Answer::new(text, &found))
+    let error = nothing.map(|why| Error::infeasible(format!("sweep: nothing runs; what comes nearest: {why}")));
+    Ok(Answer::with_error(text, &found, error))
 }
 
-fn render(grid: &Grid, study: &Study, took: f64, record: &str, files: &[PathBuf]) -> String {
+/// `nothing`: why none of the rows runs, if none does.
+fn render(grid: &Grid, study: &Study, nothing: Option<&str>, took: f64, record: &str, files: &[PathBuf]) -> String {
     let batch = match &grid.batch {
         Batch::TokensPerStep(n) => format!("{} tokens a step", tokens(*n)),
         Batch::GlobalBatch(list) => {
@@ -276,6 +285,9 @@ fn render(grid: &Grid, study: &Study, took: f64, record: &str, files: &[PathBuf]
         packed(&grid.documents),
         summary::render(&study.rows)
     );
+    if let Some(why) = nothing {
+        text.push_str(&format!("nothing runs; what comes nearest\n  {why}\n\n"));
+    }
     if study.outdated {
         text.push_str("the rows that were there no longer hold (another version or another model file): all were computed again\n");
     }
@@ -302,6 +314,16 @@ mod tests {
 
     fn grid(line: &str) -> Grid {
         Line::parse_from(["sweep"].into_iter().chain(line.split_whitespace())).flags.grid().unwrap()
+    }
+
+    /// With the experts of a mixture on every rank nothing ran. Of a dense model, and where it is said, nothing is chosen.
+    #[test]
+    fn experts_are_shared_where_nothing_is_said_of_them() {
+        let ep = |line: &str| grid(line).ep;
+        assert_eq!(ep("--model qwen3-30b-a3b --gpus 64"), [8]);
+        assert_eq!(ep("--model qwen3-30b-a3b --gpus 64 --pp 1,16"), [4]);
+        assert_eq!(ep("--model qwen3-30b-a3b --gpus 64 --ep 1,16"), [1, 16]);
+        assert_eq!(ep(""), [1]);
     }
 
     /// The best of the ways that nobody named had 1 rank of experts and NCCL where 8 and DeepEP were asked for.

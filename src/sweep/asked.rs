@@ -15,6 +15,15 @@ pub fn usual_batch(dp: u32, micro_batch: u64) -> u64 {
     u64::from(dp).saturating_mul(micro_batch)
 }
 
+/// Ranks that share the experts of a layer where nothing is said of them: as many within a node as divide the experts, and the
+/// ranks of a stage with each degree of `pp` that comes out even. 1 where there are no experts.
+pub fn usual_ep(model: &LlmSpec, gpus: u32, pp: &[u32], per_node: u32) -> u32 {
+    let Some(moe) = model.moe else { return 1 };
+    let stages = || pp.iter().filter(|pp| **pp > 0 && gpus.is_multiple_of(**pp)).map(|pp| gpus / pp);
+    let divides = |n: &u32| moe.experts.is_multiple_of(u64::from(*n)) && stages().all(|ranks| ranks.is_multiple_of(*n));
+    (1..=per_node.min(gpus)).rev().find(divides).unwrap_or(1)
+}
+
 /// What all points of a study share, in the words of its study.json.
 pub struct Asked<'a> {
     pub model: LlmSpec,
@@ -65,6 +74,18 @@ mod tests {
         let empty = said(&[("tp", Some(1)), ("pp", least::<u32>(&[]))]).unwrap();
         assert_eq!(empty, "sweep: pp: the list is empty; give at least one value");
         assert_eq!(said(&[("tp", least(&[4u32, 0]))]).unwrap(), "sweep: tp: 0 is in the list; the least is 1");
+    }
+
+    #[test]
+    fn experts_are_shared_within_a_node_and_a_stage() {
+        let of = |model: &str, gpus, pp: &[u32], node| usual_ep(&LlmSpec::find(model).unwrap(), gpus, pp, node);
+        assert_eq!(of("llama-3-8b", 64, &[1], 8), 1);
+        assert_eq!(of("qwen3-30b-a3b", 64, &[1], 8), 8);
+        // Of 128 experts three ranks have no equal parts, and a node may have fewer GPUs.
+        assert_eq!([of("qwen3-30b-a3b", 12, &[1], 8), of("qwen3-30b-a3b", 64, &[1], 6)], [4, 4]);
+        // A stage of eight has two ranks; degrees that do not come out even have no stages.
+        assert_eq!([of("qwen3-30b-a3b", 16, &[1, 8], 8), of("qwen3-30b-a3b", 16, &[1, 0, 5], 8)], [2, 8]);
+        assert_eq!(of("qwen3-30b-a3b", 0, &[1], 8), 1);
     }
 
     #[test]

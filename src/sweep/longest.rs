@@ -4,7 +4,7 @@
 //! until they do not fit, and then halved in between. Only plans' memory is looked at until the longest is known; where its step
 //! takes longer than is told, it is the longest nevertheless, without times.
 
-use super::asked::trained;
+use super::asked::{trained, usual_ep};
 use super::store::{Store, written};
 use super::{Case, Point};
 use crate::error::{Error, Result};
@@ -59,18 +59,16 @@ impl Question {
     }
 
     /// No split, a ring over all GPUs, Ulysses over as many as there are KV heads (or heads, of which KV heads are copied) and
-    /// a ring over the rest of them.
+    /// a ring over the rest of them. Where state-space heads do not come out even over all GPUs, over as many as they do.
     pub fn default_ways(model: &LlmSpec, gpus: u32, per_node: u32) -> Vec<Way> {
-        let ep = |ranks: u32| {
-            let experts = model.moe.map_or(1, |moe| moe.experts);
-            (1..=ranks.min(per_node)).rev().find(|n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
-        };
-        let shares = |n: &u32| gpus.is_multiple_of(*n) && model.heads.is_multiple_of(u64::from(*n));
-        let most = |limit: u32| (1..=limit.min(gpus)).rev().find(shares).unwrap_or(1);
+        let ranks = most_sharing(model, gpus);
+        let shares = |n: &u32| ranks.is_multiple_of(*n) && model.heads.is_multiple_of(u64::from(*n));
+        let most = |limit: u32| (1..=limit.min(ranks)).rev().find(shares).unwrap_or(1);
         let heads = u32::try_from(model.heads).unwrap_or(u32::MAX);
         let (near, far) = (most(per_node.min(heads)), most(heads));
-        let all = [[1, 1], [1, gpus], [near, gpus / near], [far, gpus / far]];
-        let way = |[ulysses, ring]: [u32; 2]| Way { gpus, ulysses, ring, tp: 1, pp: 1, ep: ep(gpus).unwrap_or(1) };
+        let all = [[1, 1], [1, ranks], [near, ranks / near], [far, ranks / far]];
+        let ep = usual_ep(model, gpus, &[1], per_node);
+        let way = |[ulysses, ring]: [u32; 2]| Way { gpus, ulysses, ring, tp: 1, pp: 1, ep };
         let mut known = BTreeSet::new();
         all.into_iter().filter(|split| known.insert(*split)).map(way).collect()
     }
@@ -211,6 +209,12 @@ impl Case {
     }
 }
 
+/// As many of the GPUs as can share a sequence: all, or as many as the state-space heads of a hybrid come out even for.
+fn most_sharing(model: &LlmSpec, gpus: u32) -> u32 {
+    let states = |n: u32| model.mamba.is_none_or(|mamba| mamba.shares(u64::from(n)));
+    (1..=gpus).rev().find(|n| gpus.is_multiple_of(*n) && states(*n)).unwrap_or(1)
+}
+
 /// A sequence on each replica.
 fn one_each(par: &Parallelism, seq_len: u64) -> Point {
     Point { seq_len, global_batch: u64::from(par.dp) * u64::from(par.pp), micro_batch: 1, par: *par }
@@ -307,5 +311,24 @@ mod tests {
         assert_eq!(ways(8), [(1, 1), (1, 8), (8, 1)]);
         assert_eq!(ways(64), [(1, 1), (1, 64), (8, 8), (32, 2)]);
         assert_eq!(ways(12), [(1, 1), (1, 12), (4, 3)]);
+    }
+
+    /// 64 ranks do not share 32 state-space heads: half of them do, and two replicas have a sequence each. All but one of the
+    /// ways were refused, and the longest sequence was a 31st of what fits.
+    #[test]
+    fn state_space_heads_come_out_even_too() {
+        let model = LlmSpec::find("qwen3-next-80b-a3b").unwrap();
+        let case = Case::new(model, "dgx-h100", "nccl-fa3", 64, None).unwrap();
+        let ways = Question::default_ways(&case.model, 64, 8);
+        let splits: Vec<[u32; 3]> = ways.iter().map(|way| [way.ulysses, way.ring, way.ep]).collect();
+        assert_eq!(splits, [[1, 1, 8], [1, 32, 8], [8, 4, 8], [16, 2, 8]]);
+        for Way { ulysses, ring, ep, .. } in ways {
+            let par = Parallelism { dp: 64 / (ulysses * ring), ep, ..way(ulysses, ring, "default") };
+            let work = case.workload(&one_each(&par, grain(&par)));
+            assert!(work.is_ok(), "{:?}", work.err());
+        }
+        // More groups and heads come out even over all of them.
+        let nemotron = LlmSpec::find("nemotron-h-8b").unwrap();
+        assert!(Question::default_ways(&nemotron, 64, 8).iter().any(|way| (way.ulysses, way.ring) == (1, 64)));
     }
 }

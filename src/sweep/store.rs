@@ -34,19 +34,24 @@ pub struct Store {
 
 impl Store {
     /// Opens the folder of a question, making it if need be, and reads the rows it has; a torn last line is dropped.
-    /// `points`: rows that the study will have, if that is known.
+    /// `points`: rows that the study will have, if that is known. Errors, unless it is to start afresh: another study, or a
+    /// rows.csv that is of none.
     pub fn open(question: &impl Serialize, points: Option<usize>, dir: &Path, fresh: bool) -> Result<Store> {
         fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let ours = lock(dir)?;
         let (study, path) = (dir.join("study.json"), dir.join("rows.csv"));
         let asked = StudyFile { foretrain_study: VERSION, question, points };
         let asked = serde_json::to_value(&asked).expect("a question is plain data");
-        let rows = match study.exists() && !fresh {
-            true => {
+        let rows = match (fresh, study.exists()) {
+            (true, _) => vec![],
+            (false, true) => {
                 same_study(&study, &asked)?;
                 read(&path)?
             }
-            false => vec![],
+            (false, false) => {
+                no_rows(&path)?;
+                vec![]
+            }
         };
         // The rows first: if this is interrupted, no study claims rows of another.
         let file = rewrite(&path, &rows)?;
@@ -120,6 +125,13 @@ fn by_lines(study: &Value) -> String {
 /// Characters of a value that are said of it.
 const LONGEST: usize = 60;
 
+fn shortened(text: &str) -> String {
+    match text.chars().count() > LONGEST {
+        true => text.chars().take(LONGEST).chain("..".chars()).collect(),
+        false => text.into(),
+    }
+}
+
 /// An error unless the folder's study is the one asked for. Names every field that differs.
 fn same_study(path: &Path, asked: &Value) -> Result<()> {
     let text = fs::read_to_string(path).map_err(Error::io(path))?;
@@ -129,10 +141,7 @@ fn same_study(path: &Path, asked: &Value) -> Result<()> {
         return Err(Error::spec(name, "the file", "not a study; choose another --out, or start anew with --fresh"));
     };
     let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let show = |v: Option<&Value>| {
-        let text = v.map_or("nothing".into(), Value::to_string);
-        if text.chars().count() > LONGEST { text.chars().take(LONGEST).chain("..".chars()).collect() } else { text }
-    };
+    let show = |v: Option<&Value>| shortened(&v.map_or("nothing".into(), Value::to_string));
     let differ: Vec<String> = keys
         .into_iter()
         .filter(|k| old.get(*k) != new.get(*k))
@@ -145,13 +154,47 @@ fn same_study(path: &Path, asked: &Value) -> Result<()> {
     Err(Error::spec(name, "the folder has another study", why))
 }
 
+/// What a file has; nothing if it is not there.
+fn contents(path: &Path) -> Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
+        read => read.map_err(Error::io(path)),
+    }
+}
+
+/// An error if there are rows, which without a study.json are somebody else's. The names of the columns may stand there: they
+/// are written before it.
+fn no_rows(path: &Path) -> Result<()> {
+    match names().starts_with(&contents(path)?) {
+        true => Ok(()),
+        false => Err(not_ours(path, "no study.json stands beside it".into())),
+    }
+}
+
+/// A file that must not be written over.
+fn not_ours(path: &Path, why: String) -> Error {
+    let remedy = "choose another --out, move the file away, or give it up with --fresh";
+    Error::spec(path.display(), "not of this study", format!("{why}; {remedy}"))
+}
+
+/// An error unless the first line has the names of the columns. Of a file with no whole line it may be torn.
+fn has_columns(path: &Path, bytes: &[u8]) -> Result<()> {
+    let (names, end) = (names(), bytes.iter().position(|b| *b == b'\n'));
+    let ours = match end {
+        Some(end) => bytes[..end].trim_ascii_end() == names.trim_ascii_end(),
+        None => names.starts_with(bytes),
+    };
+    if ours {
+        return Ok(());
+    }
+    let line = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
+    Err(not_ours(path, format!("its columns are other ones: {}", shortened(line.trim_end()))))
+}
+
 /// The rows of a file. What follows the last line end was torn and is left out.
 fn read(path: &Path) -> Result<Vec<Row>> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
-        Err(e) => return Err(Error::io(path)(e)),
-    };
+    let bytes = contents(path)?;
+    has_columns(path, &bytes)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
     let mut csv = csv::Reader::from_reader(&bytes[..whole]);
     let broken = |e: csv::Error| {
@@ -198,4 +241,62 @@ pub fn names() -> Vec<u8> {
     let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
     bytes.truncate(end);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes `rows` into a folder, and what opening it as a study says then; `known`: it has a study.json of the same question.
+    fn opened(rows: &[u8], known: bool, fresh: bool) -> (std::result::Result<usize, String>, Vec<u8>) {
+        let question = std::collections::BTreeMap::from([("what", "a question")]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.csv");
+        if known {
+            drop(Store::open(&question, None, dir.path(), false).unwrap());
+        }
+        fs::write(&path, rows).unwrap();
+        let store = Store::open(&question, None, dir.path(), fresh);
+        let said = store.map(|store| store.rows().len()).map_err(|e| e.to_string());
+        (said, fs::read(&path).unwrap())
+    }
+
+    #[test]
+    fn rows_that_are_of_no_study_are_not_written_over() {
+        let log = b"step,loss\n1,5.9\n".as_slice();
+        let of_a_study = [names(), written(&Row::default())].concat();
+        for (rows, known, part) in [
+            (log, false, "rows.csv: not of this study: no study.json stands beside it; choose another --out, move "),
+            (&of_a_study[..], false, "no study.json stands beside it"),
+            (log, true, "its columns are other ones: step,loss; choose another --out, move the file away, or "),
+            // The names alone of other columns, too, and a file without a whole line.
+            (b"step,loss\n", true, "its columns are other ones: step,loss; "),
+            (b"notes", true, "its columns are other ones: notes; "),
+        ] {
+            let (said, left) = opened(rows, known, false);
+            assert!(said.as_ref().is_err_and(|why| why.contains(part) && why.contains("--fresh")), "{said:?}");
+            assert!(left == rows, "{part}");
+            assert_eq!(opened(rows, known, true), (Ok(0), names()), "{part}");
+        }
+    }
+
+    /// The names of the columns are written before study.json, and a kill may come in between.
+    #[test]
+    fn what_an_interruption_leaves_is_gone_on_with() {
+        let names = names();
+        let row = [&names[..], &written(&Row::default())].concat();
+        for (rows, known, count) in [
+            (&names[..], false, 0),
+            (b"", false, 0),
+            (&names[..10], true, 0),
+            (b"", true, 0),
+            (&row[..], true, 1),
+            (&row[..row.len() - 1], true, 0),
+            // As an editor of Windows ends lines.
+            (&[names.trim_ascii_end(), b"\r\n"].concat()[..], true, 0),
+        ] {
+            let (said, _) = opened(rows, known, false);
+            assert_eq!(said, Ok(count), "{}", String::from_utf8_lossy(rows));
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! A study in a table: the best way at every length, and why others do not run.
 
+use super::{Case, Point};
+use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::{Table, percent, seconds, tokens};
 use serde::Serialize;
@@ -31,6 +33,20 @@ pub fn best(rows: &[Row]) -> Vec<Best> {
         }
     }
     all.into_values().collect()
+}
+
+/// Where no point runs at all: the one that comes nearest, and what would make it fit. Of those that lack memory it is the one
+/// that lacks least; where none does, the first.
+pub fn nothing_runs(case: &Case, rows: &[Row]) -> Result<Option<String>> {
+    if rows.iter().any(|row| row.feasible) {
+        return Ok(None);
+    }
+    let lacks = |row: &Row| row.over().filter(|over| *over > 0.0).unwrap_or(f64::INFINITY);
+    let Some(row) = rows.iter().min_by(|a, b| lacks(a).total_cmp(&lacks(b))) else { return Ok(None) };
+    // How many sequences a step has is asked for: no remedy is to say it again.
+    let row = case.with_remedies(&Point::of_row(row), row.clone(), true)?;
+    let Row { seq_len, recompute, why, .. } = &row;
+    Ok(Some(format!("{}, {}, recompute {recompute}: {why}", tokens(*seq_len), way(&row))))
 }
 
 /// The word before the colon.
@@ -104,6 +120,27 @@ fn examples(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{LlmSpec, Parallelism};
+
+    /// Experts on one rank each do not fit; of two points the one that lacks less is named, with what helps.
+    #[test]
+    fn where_nothing_runs_the_nearest_is_told_what_would_make_it_fit() {
+        let case = Case::new(LlmSpec::find("qwen3-30b-a3b").unwrap(), "dgx-h100", "nccl-fa3", 64, None).unwrap();
+        let row = |zero, ep, ulysses| {
+            let par = Parallelism { dp: 64 / ulysses, ulysses, zero, ep, ..Parallelism::default() };
+            case.row(&Point { seq_len: 4096, global_batch: 64, micro_batch: 1, par }).unwrap()
+        };
+        let (near, far, odd, fits) = (row(1, 1, 1), row(0, 1, 1), row(1, 1, 64), row(1, 8, 1));
+        assert!(fits.feasible && near.over() < far.over() && odd.over().is_none(), "{} {}", fits.why, odd.why);
+        let said = |rows: &[Row]| nothing_runs(&case, rows).unwrap();
+        let why = said(&[odd.clone(), far.clone(), near.clone()]).unwrap();
+        assert!(
+            why.starts_with("4 K, no split, recompute none: memory: needs ") && why.contains("; fits with "),
+            "{why}"
+        );
+        assert_eq!(said(std::slice::from_ref(&odd)), Some(format!("4 K, ulysses 64, recompute none: {}", odd.why)));
+        assert_eq!(said(&[near, fits]), None);
+    }
 
     #[test]
     fn the_best_feasible_row_is_taken_and_reasons_are_counted() {

@@ -376,7 +376,8 @@ mod tests {
         assert!(got.values.iter().all(|v| v.choice != "ep"), "{:?}", got.values);
     }
 
-    /// Nobody says that a value is slow whose ways are fast and do not fit.
+    /// Nobody says that a value is slow whose ways are fast and do not fit, nor that nothing is found of it where the plans
+    /// of its ways have more ops than are laid out.
     #[test]
     fn a_value_that_does_not_fit_is_not_called_slow() {
         let question = dense();
@@ -385,12 +386,12 @@ mod tests {
         let fits = Point { seq_len: 8192, global_batch: 64, micro_batch: 1, par };
         let too_large = Point { par: Parallelism { dp: 8, tp: 2, ..par }, ..fits };
         let costed = |point: &Point| row(&case, point, f64::INFINITY).unwrap();
-        let rows = [
-            Row { feasible: true, why: String::new(), ..costed(&fits) },
-            Row { feasible: false, why: "memory: needs at least 90 GiB".into(), ..costed(&too_large) },
-        ];
-        let best = step(&rows[0]);
-        let said = |over: f64| {
+        let said = |why: &str, over: f64| {
+            let rows = [
+                Row { feasible: true, why: String::new(), ..costed(&fits) },
+                Row { feasible: false, why: why.into(), ..costed(&too_large) },
+            ];
+            let best = step(&rows[0]);
             let candidates = [(fits, best), (too_large, over * best)].map(|(point, s)| Candidate::bounded(point, s));
             let (progress, stop): (Progress, Stop) = (&|_, _, _| {}, &|| false);
             let mut search =
@@ -401,7 +402,10 @@ mod tests {
             assert!(of_two.row.is_none() && costed.len() == rows.len());
             of_two.at_least
         };
-        assert_eq!([said(1.1), said(1.6)], [None, Some(CEILING)]);
+        let memory = "memory: needs at least 90 GiB";
+        assert_eq!([said(memory, 1.1), said(memory, 1.6)], [None, Some(CEILING)]);
+        let long = format!("{}32 layers make 2000000 ops of a rank", guard::SIZE);
+        assert!(said(&long, 1.1).is_some_and(|least| (least - 1.1).abs() < 1e-9), "{:?}", said(&long, 1.1));
     }
 
     /// Ways whose steps are known were cut behind ways that promised more, and slower ones were said to be the fastest.

@@ -4,6 +4,7 @@ use super::{Candidate, Counts, Found, Search, Wanted, fastest, is_slow, step};
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::Schedule;
+use crate::strategy::guard;
 use crate::sweep::Point;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +19,9 @@ pub struct Value {
     /// How many times as long as the best of all.
     pub over_best: Option<f64>,
     /// Where none is found: all take this many times as long as the best of all or longer, by their bounds. None where
-    /// some may take less, but the most promising do not, or do not fit. Where one is found: ways that were not costed
-    /// may be faster, and take this many times as long as the best or longer. None where none of them can be.
+    /// some may take less, but the most promising do not, or do not fit. Where one is found: ways that were not costed,
+    /// their plans having more ops than are laid out among others, may be faster, and take this many times as long as the
+    /// best or longer. None where none of them can be.
     pub at_least: Option<f64>,
 }
 
@@ -116,7 +118,11 @@ pub fn values(
     for asked in &all {
         more_with(search, &known(asked, costed), wanted, (&mut *costed, &mut *counts), asked)?;
     }
-    let costed_ways: BTreeSet<Point> = costed.iter().map(Point::of_row).collect();
+    // Plans with more ops than are laid out have no step, and may be as fast as their bounds.
+    let told = costed.iter().filter(|row| !row.why.starts_with(guard::SIZE));
+    let costed_ways: BTreeSet<Point> = told.map(Point::of_row).collect();
+    let too_long: BTreeSet<Point> =
+        costed.iter().filter(|row| row.why.starts_with(guard::SIZE)).map(Point::of_row).collect();
     let open = candidates.iter().filter(|way| way.bound < wanted.within && !costed_ways.contains(&way.point));
     let open: Vec<&Candidate> = open.collect();
     let fastest = fastest(costed);
@@ -124,7 +130,11 @@ pub fn values(
         let row = fastest.iter().find(|row| asked.has(&Point::of_row(row))).map(|row| (*row).clone());
         let over_best = row.as_ref().map(|row| step(row) / best);
         let at_least = match over_best {
-            None => asked.slow.then_some(CEILING),
+            None => {
+                let long = open.iter().filter(|way| too_long.contains(&way.point) && asked.has(&way.point));
+                let least = long.map(|way| (way.bound / best).max(1.0)).min_by(f64::total_cmp);
+                least.or(asked.slow.then_some(CEILING))
+            }
             Some(over) => {
                 let open = open.iter().filter(|way| way.bound < over * best && asked.has(&way.point));
                 open.map(|way| (way.bound / best).max(1.0)).min_by(f64::total_cmp)
