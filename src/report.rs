@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::memory::Layout;
 use crate::plan::route::dropped;
-use crate::spec::StackSpec;
+use crate::spec::{LlmSpec, StackSpec};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use record::Quantity;
@@ -72,8 +72,11 @@ impl Costed<'_> {
             shares(map.iter().map(|(axis, s)| (axis.name(), *s)), step)
         };
         let provenance: f64 = usage.by_provenance.values().sum();
+        let trained = self.plan.about.model_spec.as_ref().map(LlmSpec::trained_params);
         Report {
             row: self.row(),
+            weights: trained.map(|(all, _)| all),
+            active_weights: trained.map(|(_, active)| active),
             gpu: self.cluster.gpu.name.clone(),
             dtype: self.plan.about.dtype.clone(),
             plan: self.plan.hash(),
@@ -145,6 +148,12 @@ impl Memory {
 pub struct Report {
     #[serde(flatten)]
     pub row: Row,
+    /// All that are trained, those of modules of multi-token prediction too; none of an attention alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<u64>,
+    /// Of these, those that one token meets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_weights: Option<u64>,
     pub gpu: String,
     pub dtype: String,
     /// Hash of the plan.

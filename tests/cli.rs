@@ -442,11 +442,49 @@ fn estimates_have_the_columns_of_rows_csv() {
     }
     // The same through a plan file.
     succeeds(dir.path(), "plan --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full --out sub/plan.json");
-    assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --json"), report);
-    assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --ring 2 --seq-len 64K --json"), report);
-    succeeds(dir.path(), "estimate --plan sub/plan.json --out report.json");
+    let by_plan = "estimate --plan sub/plan.json --cluster dgx-h100";
+    assert_eq!(json(dir.path(), &format!("{by_plan} --json")), report);
+    assert_eq!(json(dir.path(), &format!("{by_plan} --ring 2 --seq-len 64K --json")), report);
+    succeeds(dir.path(), &format!("{by_plan} --out report.json"));
     let written: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
     assert_eq!(written, report);
+}
+
+/// A plan names no cluster: what it is costed on is said where nobody says it.
+#[test]
+fn a_plan_is_costed_on_a_cluster_that_is_said() {
+    let dir = folder();
+    succeeds(dir.path(), "plan --cluster dgx-a100 --gpus 8 --seq-len 4096 --zero 3 --recompute full --out pa.json");
+    let note = "cluster: a plan names none, and no --cluster is given: taken is dgx-h100";
+    for command in ["estimate", "simulate"] {
+        let found = json(dir.path(), &format!("{command} --plan pa.json --json"));
+        assert!(found["cluster"] == "dgx-h100" && found["notes"][0] == note, "{}", found["notes"]);
+        let found = json(dir.path(), &format!("{command} --plan pa.json --cluster dgx-a100 --json"));
+        assert!(found["cluster"] == "dgx-a100" && !found["notes"].to_string().contains("taken"), "{}", found["notes"]);
+    }
+    assert!(succeeds(dir.path(), "estimate --plan pa.json").contains(&format!("  note: {note}\n")));
+}
+
+/// How many weights are trained, and of a mixture how many a token meets.
+#[test]
+fn headings_and_json_have_the_weights_of_the_model() {
+    let dir = folder();
+    let dense = "--model llama-3-70b --gpus 64 --tp 8 --zero 3 --recompute full";
+    let heading = "llama-3-70b (70.6 B weights) on 64 GPUs of dgx-h100 ";
+    for command in ["estimate", "simulate"] {
+        let text = succeeds(dir.path(), &format!("{command} {dense}"));
+        assert!(text.starts_with(heading), "{text}");
+    }
+    let mixture = "--model qwen3-30b-a3b --gpus 64 --ep 8 --seq-len 4096 --recompute full";
+    let named = "qwen3-30b-a3b (30.5 B weights, 3.35 B of them active)";
+    for command in ["estimate", "plan"] {
+        let text = succeeds(dir.path(), &format!("{command} {mixture}"));
+        assert!(text.contains(named), "{text}");
+        let found = json(dir.path(), &format!("{command} {mixture} --json"));
+        assert_eq!([&found["weights"], &found["active_weights"]], [30_532_122_624u64, 3_353_032_704], "{command}");
+    }
+    let tiny = succeeds(dir.path(), "search --model tiny --cluster local-cpu --gpus 2 --seq-len 128 --global-batch 4");
+    assert!(tiny.contains("tiny (107 K weights) on 2 GPUs of local-cpu"), "{tiny}");
 }
 
 #[test]
@@ -722,6 +760,13 @@ fn modules_of_multi_token_prediction_can_be_left_out() {
     assert!(flops(&without) < 0.97 * flops(&with) && flops(&without) > 0.95 * flops(&with));
     let note = without["notes"].to_string();
     assert!(note.contains("multi-token prediction are left out") && note.contains("--no-mtp"), "{note}");
+    // With them they are told of, too, and are among the weights.
+    let told = "multi-token prediction: 1 module is trained with the model, 4 % of the FLOPs of products and 1.7 % of the weights; \
+                --no-mtp leaves it out";
+    assert!(with["notes"].as_array().unwrap().iter().any(|note| note == told), "{}", with["notes"]);
+    assert!(!note.contains("module is trained"), "{note}");
+    let weights = |found: &Value| (found["weights"].as_f64().unwrap() / 1e9).round();
+    assert_eq!([weights(&with), weights(&without)], [683.0, 671.0]);
     let sharded = format!("estimate {line} --zero 2");
     let (_, _, err) = said(dir.path(), &sharded);
     assert!(err.contains("use zero 1, or train without them (--no-mtp)"), "{err}");
@@ -730,7 +775,8 @@ fn modules_of_multi_token_prediction_can_be_left_out() {
     let (code, _, err) = said(dir.path(), "estimate --model llama-3-8b --no-mtp");
     assert!(code == 2 && err.contains("llama-3-8b has no modules of multi-token prediction; leave it out"), "{err}");
     // A plan has them or not.
-    succeeds(dir.path(), &format!("plan {line} --out with.json"));
+    let planned = succeeds(dir.path(), &format!("plan {line} --out with.json"));
+    assert!(planned.contains(told), "{planned}");
     let (code, _, err) = said(dir.path(), "estimate --plan with.json --no-mtp");
     assert!(code == 2 && err.contains("has modules of multi-token prediction"), "{err}");
 }
@@ -1265,6 +1311,49 @@ fn logs_that_no_links_can_have_made_are_refused() {
     let (code, _, err) = fitted(&good, "--gpus 8 --cluster h100-pcie");
     assert!(code == 2 && err.contains("links of h100-pcie are not for"), "{err}");
     assert_eq!(fitted(&good, "--gpus 8").0, 0);
+}
+
+/// A group of other GPUs or nodes is predicted as if nothing had been measured.
+#[test]
+fn what_measured_collectives_count_for_is_said() {
+    let dir = folder();
+    // At 20 GB/s, a tenth of what the cluster's links have.
+    let time = |i: u32| 400.0 + f64::from(1 << i) / 2e4;
+    let row = |i: u32| format!("{} {} float sum -1 {} 0.1 0.1 0\n", 1 << i, 1 << (i - 2), time(i));
+    for op in ["all_gather", "reduce_scatter"] {
+        fs::write(dir.path().join(format!("{op}.log")), (10..30).map(row).collect::<String>()).unwrap();
+    }
+    let line = "calibrate --from-nccl-tests all_gather.log reduce_scatter.log --gpus 8 --nodes 1 --out mine.json";
+    let (out, groups) =
+        (succeeds(dir.path(), line), "all_gather among 8 GPUs on 1 node, reduce_scatter among 8 GPUs on 1 node");
+    assert!(out.lines().last().unwrap().contains(&format!("counts for {groups} alone")), "{out}");
+    let shown = succeeds(dir.path(), "cluster --show mine.json");
+    let listed = |op: &str| shown.lines().any(|line| words(line) == [op, "8", "1", &format!("{op}.log")]);
+    assert!(listed("all_gather") && listed("reduce_scatter") && !listed("all_reduce"), "{shown}");
+    assert!(!succeeds(dir.path(), "cluster --show dgx-h100").contains("measured"));
+    // The example of the command's help counts them, and one without a group of 8 does not.
+    let step = |cluster: &str, how: &str| {
+        json(dir.path(), &format!("estimate --cluster {cluster} {how} --json"))["step_time_s"].as_f64().unwrap()
+    };
+    let slower = |how: &str| step("mine.json", how) / step("dgx-h100", how);
+    assert!(slower("--gpus 64 --tp 8") > 2.0 && slower("--gpus 64") == 1.0);
+}
+
+/// Ten minutes of the one and five of the other, both of a source.
+#[test]
+fn times_until_a_failure_is_noticed_point_at_each_other() {
+    let dir = folder();
+    let dead = said(dir.path(), "simulate --model tiny --gpus 8 --dead 3@0.00001").1;
+    assert!(dead.contains("the watchdog ends the job 600 s") && dead.contains("--watchdog"), "{dead}");
+    assert!(dead.contains("`goodput`") && dead.contains("`detect`") && dead.contains("--fleet"), "{dead}");
+    let run = "goodput --gpus 1024 --step-time 5s --state 1TB --runs 2";
+    let assumed = succeeds(dir.path(), run);
+    let all = ["llama-3-405b.detect (5.0 min; --recover", "--fleet", "`simulate --dead`", "--watchdog instead, 600 s)"];
+    assert!(all.iter().all(|part| assumed.contains(part)), "{assumed}");
+    // Where it was published, or was told, it is not assumed.
+    for flags in ["--fleet meta-rsc-1", "--recover 10min"] {
+        assert!(!succeeds(dir.path(), &format!("{run} {flags}")).contains(".detect"), "{flags}");
+    }
 }
 
 /// The file, which of its faults, and what to do.

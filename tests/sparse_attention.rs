@@ -225,7 +225,8 @@ fn kernels_have_the_flops_of_the_paper() {
 #[test]
 fn shipped_models_have_their_weights_and_flops() {
     let [v3, v32] = ["deepseek-v3", "deepseek-v3.2"].map(|name| LlmSpec::find(name).unwrap());
-    assert!(v32.notes.is_empty(), "{:?}", v32.notes);
+    // Of its module of multi-token prediction alone.
+    assert!(v32.notes.iter().all(|note| note.starts_with(MtpSpec::TRAINED)), "{:?}", v32.notes);
     let products = 1536 * 64 * 128 + 7168 * 128 + 7168 * 64;
     assert_eq!(v32.params() - v3.params(), 61 * (products + 2 * 128));
     let s = 131072.0;

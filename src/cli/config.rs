@@ -27,7 +27,7 @@ pub struct Config {
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
-    /// GPUs [default: the cluster's; on CPUs the product of all degrees]
+    /// GPUs [default: the cluster's; with --dp, on CPUs and to run, the product of all degrees]
     #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128, for small, 512]
@@ -321,7 +321,11 @@ impl Config {
     }
 
     fn by_plan(&self, file: &Path, defaults: Defaults) -> Result<Chosen> {
-        self.of_plan(self.load(file)?, defaults, &file.display().to_string())
+        let chosen = self.of_plan(self.load(file)?, defaults, &file.display().to_string())?;
+        let unsaid = self.cluster.is_none() && !defaults.at_hand;
+        let of = &chosen.case.cluster.spec.name;
+        let taken = unsaid.then(|| format!("cluster: a plan names none, and no --cluster is given: taken is {of}"));
+        Ok(Chosen { taken, ..chosen })
     }
 
     /// The machine by the flags, for a plan that was found in `file`.
@@ -423,8 +427,12 @@ impl Config {
         if self.no_mtp && modules {
             return contradicts("no-mtp", "of the command line", "modules of multi-token prediction");
         }
+        // What is said of a model is none of it.
+        let bare = |spec: &LlmSpec| LlmSpec { notes: vec![], ..spec.clone() };
         match &self.model {
-            Some(name) if Some(self.named(name)?) != a.model_spec => contradicts("model", name, &a.model),
+            Some(name) if Some(bare(&self.named(name)?)) != a.model_spec.as_ref().map(bare) => {
+                contradicts("model", name, &a.model)
+            }
             _ => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use super::{Answer, Output, write_file};
 use crate::error::Result;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{Plan, check};
-use crate::report::human::{Table, bytes};
+use crate::report::human::{Table, bytes, weighed};
 use clap::Args;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -40,9 +40,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let atoms = AtomTable::new(&plan)?;
     let written = plan.ops().count();
     let linked = Line::short(&plan, &atoms, 0)?.nodes.len();
+    let (weights, active_weights) = chosen.case.model.trained_params();
     let mut table = Table::new("<<");
     table.row(["plan", &plan.hash()]);
-    table.row(["model", &plan.about.model]);
+    table.row(["model", &weighed(&plan.about.model, Some((weights, active_weights)))]);
     table.row(["what", &row.what()]);
     table.row(["ranks", &plan.ranks().to_string()]);
     table.row(["lanes", &plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>().join(", ")]);
@@ -62,6 +63,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let json = json!({
         "plan": plan.hash(),
         "model": plan.about.model,
+        "weights": weights,
+        "active_weights": active_weights,
         "strategy": plan.about.strategy,
         "ranks": plan.ranks(),
         "lanes": plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>(),

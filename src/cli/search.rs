@@ -270,7 +270,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut text = human::notes(&notes);
     text.push_str(&format!(
         "{} on {} of {}, stack {}, {}{}\n",
-        question.model,
+        human::weighed(&question.model, Some(case.model.trained_params())),
         human::counted(question.gpus, "GPU"),
         question.cluster,
         question.stack,

@@ -70,6 +70,26 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
+/// A model with all its weights and those of them that a token meets, if these are known: `llama-3-70b (70.6 B weights)`, of a
+/// mixture `mixtral-8x7b (46.7 B weights, 12.9 B of them active)`.
+pub fn weighed(model: &str, weights: Option<(u64, u64)>) -> String {
+    let Some((all, active)) = weights else { return model.to_string() };
+    let part = if active < all { format!(", {} of them active", billions(active)) } else { String::new() };
+    format!("{model} ({} weights{part})", billions(all))
+}
+
+/// `70.6 B`, `124 M`: as people count weights, three digits.
+fn billions(n: u64) -> String {
+    let n = n as f64;
+    let (scale, unit) = match n {
+        n if n >= 1e9 => (1e9, "B"),
+        n if n >= 1e6 => (1e6, "M"),
+        n if n >= 1e3 => (1e3, "K"),
+        _ => return n.to_string(),
+    };
+    format!("{} {unit}", digits(n / scale))
+}
+
 /// Three significant digits without an exponent.
 fn digits(v: f64) -> String {
     let places = match v.abs() {
@@ -136,6 +156,15 @@ mod tests {
         assert_eq!(bytes(82.5 * 1073741824.0), "82.5 GiB");
         assert_eq!(decimal(1.914e9, "B"), "1.91 GB");
         assert_eq!([8192, 1 << 20, 1536, 100].map(tokens), ["8 K", "1 M", "1536", "100"]);
+    }
+
+    #[test]
+    fn models_are_told_with_their_weights() {
+        assert_eq!(weighed("llama-3-70b", Some((70_553_706_496, 70_553_706_496))), "llama-3-70b (70.6 B weights)");
+        let mixture = weighed("mixtral-8x7b", Some((46_702_792_704, 12_879_925_248)));
+        assert_eq!(mixture, "mixtral-8x7b (46.7 B weights, 12.9 B of them active)");
+        assert_eq!(weighed("attention", None), "attention");
+        assert_eq!([1_026_408_232_448, 124_439_808, 82_000, 640].map(billions), ["1026 B", "124 M", "82.0 K", "640"]);
     }
 
     #[test]

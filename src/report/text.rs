@@ -15,7 +15,7 @@ impl Report {
         let row = &self.row;
         let mut text = format!(
             "{} on {} of {} ({}), stack {}, {}\n{}\n\n",
-            row.model,
+            human::weighed(&row.model, self.weights.zip(self.active_weights)),
             human::counted(row.gpus, "GPU"),
             row.cluster,
             self.gpu,

@@ -11,6 +11,7 @@ mod llama4;
 mod mixtures;
 mod nemotron_h;
 mod notes;
+mod part;
 mod placed;
 mod qwen3_next;
 mod rope;
@@ -258,26 +259,15 @@ fn most(field: &str) -> u64 {
 struct Config<'a> {
     file: &'a str,
     json: &'a Value,
+    /// What has it as a part, if anything has.
+    outer: Option<&'a Value>,
     /// Fields that were asked for.
     read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Config<'a> {
     fn new(file: &'a str, json: &'a Value) -> Config<'a> {
-        Config { file, json, read: RefCell::default() }
-    }
-
-    /// The language model of one that sees or hears, too; `None`: it is one alone. Its fields stand in `text_config`,
-    /// whose type may go without saying.
-    fn text_alone(&self) -> Result<Option<Config<'a>>> {
-        let Some(inner) = self.json.get("text_config").filter(|inner| inner.is_object()) else { return Ok(None) };
-        match inner.get("model_type").is_some_and(Value::is_string) {
-            true => Ok(Some(Config::new(self.file, inner))),
-            false => {
-                let why = "missing; state the type of the language model, e.g. \"gemma3_text\"";
-                Err(self.wrong("text_config.model_type", why))
-            }
-        }
+        Config { file, json, outer: None, read: RefCell::default() }
     }
 }
 
@@ -289,7 +279,7 @@ impl Config<'_> {
     /// `null` is how a config says "not set".
     fn value(&self, field: &str) -> Option<&Value> {
         self.read.borrow_mut().insert(field.into());
-        self.json.get(field).filter(|v| !v.is_null())
+        self.json.get(field).filter(|v| !v.is_null()).or_else(|| self.outside(field))
     }
 
     fn family(&self) -> Result<Reader> {

@@ -154,7 +154,8 @@ pub struct LlmSpec {
     /// another model of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncomputed: Vec<String>,
-    /// What its file states that no plan has, and what is costed in its place: a line each, for whoever reads a figure.
+    /// What its file states that no plan has, and what is costed in its place; and what its modules of multi-token prediction
+    /// are of it: a line each, for whoever reads a figure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -173,7 +174,7 @@ impl LlmSpec {
         // A folder of a model is better known by its own name than by "config".
         let folder = Path::new(&found.file).parent().and_then(|p| p.file_name()).and_then(|s| s.to_str());
         let name = if found.file.ends_with("config.json") { folder.unwrap_or(stem) } else { stem };
-        LlmSpec::parse(&found.file, name, &found.text)
+        Ok(LlmSpec::parse(&found.file, name, &found.text)?.with_mtp_told())
     }
 
     pub fn load(path: impl AsRef<Path>) -> Result<LlmSpec> {

@@ -28,6 +28,9 @@ impl MtpSpec {
     pub const LEFT_OUT: &str =
         "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says";
 
+    /// How the note of a model begins that is trained with its modules.
+    pub const TRAINED: &str = "multi-token prediction: ";
+
     /// Layers of a module.
     pub fn layers(&self) -> u64 {
         self.pattern.len().max(1) as u64
@@ -47,10 +50,31 @@ impl LlmSpec {
             return Err(Error::spec("the command line", "--no-mtp", why));
         }
         let mut left = LlmSpec { mtp: None, ..self.clone() };
-        let share = 1.0 - left.flops_per_token(1) / self.flops_per_token(1);
-        let share = format!("({:.0} % of the FLOPs of products)", 100.0 * share);
+        left.notes.retain(|note| !note.starts_with(MtpSpec::TRAINED));
+        let share = format!("({:.0} % of the FLOPs of products)", 100.0 * self.mtp_share());
         left.notes.push(format!("{} {share}", MtpSpec::LEFT_OUT));
         Ok(left)
+    }
+
+    /// The model with a note that says what its modules are of it, if it has any.
+    pub(super) fn with_mtp_told(mut self) -> LlmSpec {
+        let Some(depth) = self.mtp.as_ref().map(|mtp| mtp.depth) else { return self };
+        let (modules, them) = if depth == 1 { ("module is", "it") } else { ("modules are", "them") };
+        let of_weights = self.mtp_params() as f64 / self.trained_params().0 as f64;
+        let note = format!(
+            "{}{depth} {modules} trained with the model, {:.0} % of the FLOPs of products and {:.1} % of the weights; \
+             --no-mtp leaves {them} out",
+            MtpSpec::TRAINED,
+            100.0 * self.mtp_share(),
+            100.0 * of_weights
+        );
+        self.notes.push(note);
+        self
+    }
+
+    /// What part of the FLOPs of products is the modules'.
+    fn mtp_share(&self) -> f64 {
+        self.mtp_flops_per_token(1) / self.flops_per_token(1)
     }
 
     /// The layers of one module as a model of their own.
@@ -76,9 +100,20 @@ impl LlmSpec {
 
     /// Weights of all modules, beside the embedding and the head that they share with the model.
     pub fn mtp_params(&self) -> u64 {
+        self.mtp_params_with(|moe| moe.experts)
+    }
+
+    /// The same of a token that visits `visited` experts of a layer.
+    fn mtp_params_with(&self, visited: impl Fn(&MoeSpec) -> u64) -> u64 {
         let Some((mtp, module)) = self.mtp.as_ref().zip(self.mtp_module()) else { return 0 };
-        let layers = module.layers_matmul(|moe| moe.experts) + module.layers_vectors();
+        let layers = module.layers_matmul(visited) + module.layers_vectors();
         mtp.depth * (layers + 2 * self.hidden * self.hidden + 3 * self.norm_params())
+    }
+
+    /// All weights that are trained, those of modules too, and of these the ones that one token meets.
+    pub fn trained_params(&self) -> (u64, u64) {
+        let active = self.active_params() + self.mtp_params_with(|moe| moe.top_k);
+        (self.params() + self.mtp_params(), active)
     }
 
     /// Model FLOPs of a token in all modules: their layers, the product that joins token and hidden states, and the
@@ -104,6 +139,28 @@ mod tests {
         let without = LlmSpec { mtp: None, ..m };
         let published = 385e12 / 1541.7;
         assert!((without.flops_per_token(4096) / published - 1.0).abs() < 5e-3);
+    }
+
+    /// A module of DeepSeek-V3 is a layer with experts, and what joins tokens to hidden states.
+    #[test]
+    fn modules_are_told_of_and_count_among_the_weights() {
+        let m = LlmSpec::find("deepseek-v3").unwrap();
+        let [note] = &m.notes[..] else { panic!("{:?}", m.notes) };
+        assert!(note.starts_with("multi-token prediction: 1 module is trained with the model, "), "{note}");
+        assert!(
+            note.ends_with(" % of the FLOPs of products and 1.7 % of the weights; --no-mtp leaves it out"),
+            "{note}"
+        );
+        // All but 8 of the 256 experts are not met.
+        let (all, active) = m.trained_params();
+        assert_eq!(all - m.params(), m.mtp_params());
+        assert_eq!(all - active, 59 * 248 * 3 * 7168 * 2048);
+        let left = m.without_mtp().unwrap();
+        assert!(left.notes.len() == 1 && left.notes[0].starts_with(MtpSpec::LEFT_OUT), "{:?}", left.notes);
+        assert_eq!(left.trained_params(), (m.params(), m.active_params()));
+        let more = LlmSpec { mtp: Some(MtpSpec { depth: 3, ..m.mtp.clone().unwrap() }), notes: vec![], ..m };
+        let told = more.with_mtp_told().notes[0].clone();
+        assert!(told.contains(": 3 modules are trained") && told.ends_with("; --no-mtp leaves them out"), "{told}");
     }
 
     #[test]
