@@ -277,7 +277,7 @@ impl Roofline {
     }
 
     fn attention(&self, work: &Work, dtype: Dtype) -> Part {
-        let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward, pairs } = work.class else {
+        let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, dims, backward, pairs } = work.class else {
             unreachable!("asked for attention only")
         };
         match pairs {
@@ -293,6 +293,9 @@ impl Roofline {
         let walk = (area + masked).min(rectangle) / rows as f64 + curve.half.value;
         // As for a product: tiles are whole, and so are waves; of unequal tiles the last wave is half empty.
         let tiles = batch_heads * rows.div_ceil(kernel.tile_rows);
+        let [d, v] = dims.map(|dim| kernel.written_for(dim));
+        // Curves were measured with values as wide as keys: the width between the two stands for both.
+        let (head_dim, wider) = (d.midpoint(v), (d + v) as f64 / dims.iter().sum::<u64>().max(1) as f64);
         let held = curve.resident.iter().flat_map(|r| &r.value).find(|(widest, _)| head_dim <= *widest);
         let at_once = u64::from(self.gpu.sms.value) * held.map_or(1, |(_, blocks)| *blocks);
         let unequal = held.is_some() && area < rectangle;
@@ -305,7 +308,7 @@ impl Roofline {
         let fitted = worst([&curve.ceiling.provenance, &curve.half.provenance, &curve.diagonal.provenance]);
         let beyond = if known { Provenance::Interpolated } else { Provenance::Extrapolated };
         Part {
-            seconds: self.at_rate(work.flops as f64 * walked / area, dtype, ceiling),
+            seconds: self.at_rate(work.flops as f64 * wider * walked / area, dtype, ceiling),
             provenance: fitted.max(beyond),
             rel_sd: kernel.rel_sd.value,
         }

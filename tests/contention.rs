@@ -117,14 +117,21 @@ fn run(plan: &Plan, host: &Host, fold: bool, shared: bool) -> Simulated {
 /// else; of 1.17 to 1.31 that NICs would have to carry otherwise, this is left.
 #[test]
 fn a_port_carries_no_more_than_it_can() {
-    for (ring, most) in [(2, 1.05), (3, 1.06), (4, 1.06), (8, 1.11), (16, 1.13)] {
+    for (ring, most) in [(2, 1.07), (3, 1.07), (4, 1.07), (8, 1.11), (16, 1.13)] {
         let par = Parallelism { ring, ..Parallelism::default() };
         let work = work(&par, 512 * u64::from(ring), 1, 4);
         let plan = build(&model(4, 8, false), &work, &par, COPY).unwrap();
+        let busy = |host: &Host| {
+            let found = cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap();
+            found.classes[0].usage.comm.values().sum::<f64>() / found.step.value()
+        };
         let host = Host::new(ring, 1, 1e4);
-        let found = cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap();
-        let usage = &found.classes[0].usage;
-        let busy = usage.comm.values().sum::<f64>() / found.step.value();
+        let out = host.cluster.spec.scale_out.clone().unwrap();
+        // A send that its channel holds up fills a part of the NIC, and leaves the rest to whoever comes.
+        let all = out.achieved.value * f64::from(out.nics_per_node);
+        let (fills, of_sends) = (out.p2p.value.value() / all.value(), busy(&host));
+        assert!(of_sends > 1.05 && fills * of_sends < 0.9, "{ring}: sends take {of_sends} of the step");
+        let busy = busy(&host.filling());
         assert!((0.9..=most).contains(&busy), "{ring}: NICs are busy for {busy} of the step");
     }
 }
@@ -151,13 +158,13 @@ fn sums_that_have_waited_for_long_know_what_led_to_them() {
             launch: 24e-6,
         };
         let plan = case.plan().unwrap();
-        let host = case.host(&plan, true);
+        let host = case.host(&plan, true).filling();
         let all = cost::cost(&plan, host.machine(), FLAT).unwrap();
         same(&cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap(), &all);
         same(&run(&plan, &host, false, false).timeline, &all);
         // Else there would be little to charge.
         let (mean, step) = (all.mean(), all.step.value());
-        assert!(mean.exposed_total() > 0.3 * step && mean.exposed_total() + mean.bubble > 0.7 * step, "{mean:?}");
+        assert!(mean.exposed_total() > 0.3 * step && mean.exposed_total() + mean.bubble > 0.6 * step, "{mean:?}");
     }
 }
 

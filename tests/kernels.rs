@@ -30,7 +30,7 @@ fn predict(case: &Case, roofline: &Roofline, s: u64, batch_heads: u64) -> f64 {
             kv_rows: s,
             area,
             batch_heads,
-            head_dim: case.head_dim,
+            dims: [case.head_dim; 2],
             backward,
             pairs: Pairs::Masked,
         };

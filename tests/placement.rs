@@ -302,6 +302,12 @@ fn room_that_is_left_is_filled_up() {
                 assert!(route.rows_by_local_expert(rank).iter().all(|rows| *rows == each), "{words}");
             }
             holds(&format!("{words} ep {ep}"), &plan);
+            // Products with masks pick the same rows, each over the tokens of a sequence.
+            let masked = of(ep, &format!("{way}+{words}+mask-rows"), "zipf:0.7").plan();
+            holds(&format!("{words}+mask-rows ep {ep}"), &masked);
+            let products = |plan: &Plan| plan.kernels().filter(|kernel| kernel.name() == "mask_rows").count();
+            assert_eq!((products(&plan), products(&masked) % 4), (0, 0), "{words}");
+            assert!(products(&masked) > 0, "{words}");
         }
     }
 }

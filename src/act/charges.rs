@@ -10,7 +10,8 @@
 //! is, each is as much slower.
 //!
 //! Messages of one lane, as keys and values in one group, are no loss to each other: each has channels of its own, and
-//! together they get more of a link than one does. Rings that send two are measured faster than those of twice as long
+//! together they get more of a link than one does. A later one is as much slower as if they filled what holds each of
+//! them up. Rings that send two are measured faster than those of twice as long
 //! a message would be (ring-flash-attention on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json).
 
 /// What bytes fill that nothing but the port holds up.
@@ -54,11 +55,10 @@ impl Spell {
         Stream { lane: self.lane, fills: self.fills }
     }
 
-    /// What it counts as beside bytes of lane `own`: what it fills, of the same lane in the upper half of the number.
+    /// What it counts as beside bytes of lane `own`: what it fills; of the same lane one, in the upper half of the number.
     #[inline]
     pub fn amount(&self, own: u16) -> i64 {
-        let fills = i64::from(self.fills);
-        if self.lane == own { fills << 32 } else { fills }
+        if self.lane == own { 1 << 32 } else { i64::from(self.fills) }
     }
 }
 
@@ -72,17 +72,25 @@ pub fn edges(before: impl Iterator<Item = Spell>, own: u16, edges: &mut Vec<(u64
     edges.sort_unstable();
 }
 
-/// Ports that holders would fill together, by what they count as.
+/// How many holders are of the same lane.
 #[inline]
-fn filled(held: i64) -> f64 {
-    ((held >> 32) + (held & 0xffff_ffff)) as f64 / f64::from(FULL)
+fn own(held: i64) -> f64 {
+    (held >> 32) as f64
 }
 
-/// How much slower than alone holders are, and how much slower beside one that `fills` so much, too.
+/// How much slower than alone holders are, and how much slower beside one that `fills` so much, too; those of its lane
+/// fill as much as it does.
 #[inline]
 fn slower(held: i64, fills: u16) -> (f64, f64) {
-    let before = filled(held);
-    (before.max(1.0), (before + f64::from(fills) / f64::from(FULL)).max(1.0))
+    let part = |n: i64| n as f64 / f64::from(FULL);
+    let before = part(held & 0xffff_ffff) + own(held) * part(fills.into());
+    (before.max(1.0), (before + part(fills.into())).max(1.0))
+}
+
+/// How much slower than alone bytes are that fill so much and come to `held` others.
+#[inline]
+fn comes(held: i64, fills: u16) -> f64 {
+    slower(held, fills).1.max(own(held) + 1.0)
 }
 
 /// A time in which others hold the port, which would be `long` were they alone: how much of their own work bytes that
@@ -94,13 +102,13 @@ fn beside(held: i64, fills: u16, long: u64) -> (f64, f64) {
     match held >> 32 {
         _ if held == 0 => (long, long),
         0 => (long / before, long * with / before),
-        _ => (long / with, long),
+        _ => (long / comes(held, fills), long),
     }
 }
 
 /// The part of their own speed that is left for bytes that fill so much and come to `held` others.
 pub fn part(held: i64, fills: u16) -> f64 {
-    1.0 / slower(held, fills).1
+    1.0 / comes(held, fills)
 }
 
 /// How long `transfer` takes from `start` on, ps, for bytes that fill so much beside holders that were posted before:
@@ -119,7 +127,7 @@ pub fn lasting(edges: &[(u64, i64)], mut held: i64, fills: u16, start: u64, tran
         held += change;
     }
     // Rounded to the nearest: neither part is negative.
-    (takes + left * slower(held, fills).1 + 0.5) as u64
+    (takes + left * comes(held, fills) + 0.5) as u64
 }
 
 /// What is held at `now` by the holders beside whom bytes that fill so much set off at `start`, and until when, ps;
@@ -308,7 +316,7 @@ mod tests {
         assert_eq!((takes(1.0, 1.0, 4), takes(1.0, 0.5, 4)), ((1000, 500), (750, 250)));
         assert_eq!((takes(0.5, 0.5, 4), takes(0.25, 0.75, 4), takes(0.5, 1.0, 4)), ((500, 0), (500, 0), (750, 250)));
         assert_eq!(takes(0.75, 0.5, 4), (625, 125));
-        // Of its own lane: the comer is slower, if there is no room, and the other is not.
-        assert_eq!((takes(0.5, 0.5, 3), takes(1.0, 0.5, 3)), ((500, 0), (750, 0)));
+        // Of its own lane: the comer is slower, whatever room there is, and the other is not.
+        assert_eq!((takes(0.5, 0.5, 3), takes(1.0, 1.0, 3)), ((1000, 0), (1000, 0)));
     }
 }

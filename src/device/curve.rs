@@ -46,8 +46,9 @@ pub fn size(work: &Work, filled: bool, cold: Option<u64>) -> Vec<f64> {
             return real(work.flops, [n, k]).into_iter().chain([groups as f64]).collect();
         }
         WorkClass::Gemm { m, n, k, .. } => vec![m, n, k],
-        WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
-            vec![q_rows, kv_rows, area, batch_heads, head_dim]
+        WorkClass::Attention { q_rows, kv_rows, area, batch_heads, dims: [d, v], .. } => {
+            // As it was measured with values as wide as keys: the width between the two stands for both.
+            vec![q_rows, kv_rows, area, batch_heads, d.midpoint(v)]
         }
         WorkClass::Memory | WorkClass::Scan { .. } => {
             [work.bytes].into_iter().chain(cold.map(|cold| work.bytes + cold)).collect()

@@ -55,8 +55,8 @@ mod tests {
     use crate::spec::{GpuSpec, StackSpec};
 
     fn work(flops: u64, pairs: Pairs, backward: bool) -> Work {
-        let (q_rows, kv_rows, area, batch_heads, head_dim) = (32768, 32768, 32768 * 2048, 128, 544);
-        let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward, pairs };
+        let (q_rows, kv_rows, area, batch_heads, dims) = (32768, 32768, 32768 * 2048, 128, [576, 512]);
+        let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads, dims, backward, pairs };
         Work { flops, bytes: 1 << 20, class }
     }
 

@@ -54,6 +54,10 @@ pub enum ExpertOp {
     /// Puts rows of one order into another: copies where a row becomes several, sums in the order of `from` where
     /// several become one.
     Rows { from: Layout, to: Layout, rows: [u64; 2], values: Values },
+    /// The same for rows of `cols` numbers between tokens and their choices, by `products` products with masks of who goes
+    /// where: a row of ones and zeros for each row of a choice, over the `span` tokens of its sequence (GShard,
+    /// arXiv:2006.16668, algorithm 2).
+    Masked { from: Layout, to: Layout, rows: [u64; 2], cols: u64, span: u64, products: u64 },
     /// Rounds rows to E4M3: reads x `[rows, cols]`; writes codes, and scales `[rows, cols / 128]`.
     Quantise { layout: Layout, rows: u64, cols: u64 },
     /// One product a slot, W being `[slots, n, k]`: those of the rank from `first` on. Where that is not its first slot,
@@ -101,6 +105,7 @@ impl ExpertKernel {
             ExpertOp::Router { .. } => "router",
             ExpertOp::RouterBwd { .. } => "router_bwd",
             ExpertOp::Rows { .. } => "route_rows",
+            ExpertOp::Masked { .. } => "mask_rows",
             ExpertOp::Quantise { .. } => "quantise",
             ExpertOp::MatMul { .. } => "grouped_matmul",
             ExpertOp::SwiGlu { .. } => "expert_swiglu",
@@ -133,6 +138,7 @@ impl ExpertKernel {
                     of(&[a * width(from)], &[b * width(to)])
                 }
             },
+            ExpertOp::Masked { rows: [a, b], cols, .. } => of(&[a * cols], &[b * cols]),
             ExpertOp::Quantise { rows, cols, .. } => {
                 of(&[rows * cols], &[rows * cols, rows * cols.div_ceil(FP8_BLOCK)])
             }
@@ -160,6 +166,25 @@ impl ExpertKernel {
             ExpertOp::Router { .. } | ExpertOp::RouterBwd { .. } => memory(all(reads) + all(writes)),
             ExpertOp::Rows { from, to, rows, .. } => {
                 memory(share(all(reads), count(from), rows[0]) + share(all(writes), count(to), rows[1]))
+            }
+            ExpertOp::Masked { from, to, rows, cols, span, products } => {
+                let ends = [(from, rows[0], all(reads)), (to, rows[1], all(writes))];
+                let moved = ends.map(|(layout, rows, bytes)| share(bytes, count(layout), rows)).iter().sum::<u64>();
+                let chosen = count(if from == Layout::Tokens { to } else { from }).round() as u64;
+                let element = (all(writes) / (rows[1] * cols).max(1)).max(1);
+                let times = chosen * span * products;
+                // One product for each sequence, as if they stood one below the other.
+                let class = WorkClass::Gemm {
+                    m: chosen * products,
+                    n: cols,
+                    k: span,
+                    cast: 0,
+                    result: element,
+                    groups: 1,
+                    unaligned: false,
+                    of_weights: false,
+                };
+                Work { flops: 2 * times * cols, bytes: moved * products + times * element, class }
             }
             ExpertOp::Quantise { layout, rows, .. } => memory(share(all(reads) + all(writes), count(layout), rows)),
             ExpertOp::SwiGlu { rows, .. }
@@ -222,5 +247,26 @@ impl Groups {
         let (groups, of_weights) = (self.active, matches!(pass, Pass::Dw));
         let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups, unaligned: false, of_weights };
         Work { flops, bytes: cast + fed + rest, class }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Counts;
+
+    /// Two choices of each of 64 tokens and a half as many rows more, in sequences of 32.
+    #[test]
+    fn masks_cost_a_product_over_the_tokens_of_a_sequence() {
+        let route = Route::new([1, 1], 4, 2, Counts::Balanced { tokens: 64 }).unwrap().padded(48).unwrap();
+        let work = |products: u64| {
+            let (from, to, rows) = (Layout::Tokens, Layout::Experts, [64, 4 * 48]);
+            let op = ExpertOp::Masked { from, to, rows, cols: 10, span: 32, products };
+            ExpertKernel { route: 0, op }.work(&route, &[], 0, &[64 * 20], &[4 * 48 * 20])
+        };
+        assert_eq!((work(1).flops, work(2).flops), (2 * 4 * 48 * 32 * 10, 4 * 4 * 48 * 32 * 10));
+        // Rows of both ends, and a mask of 32 tokens for each row.
+        assert_eq!(work(1).bytes, 64 * 20 + 4 * 48 * 20 + 4 * 48 * 32 * 2);
+        assert!(matches!(work(1).class, WorkClass::Gemm { m: 192, n: 10, k: 32, result: 2, .. }));
     }
 }

@@ -307,7 +307,7 @@ impl SparseKernel {
             kv_rows: shape.kv_rows,
             area: shape.area,
             batch_heads: b.batch * b.heads,
-            head_dim: d.midpoint(v),
+            dims: [d, v],
             backward,
             pairs,
         };

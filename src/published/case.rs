@@ -114,6 +114,8 @@ pub struct Experts {
     /// Width of one expert.
     pub ffn: Option<u64>,
     pub dense_layers: Option<u64>,
+    /// Rows that an expert takes, over the even share.
+    pub capacity: Option<f64>,
     pub head_dim: Option<u64>,
     /// Kind of attention, where it is not grouped queries.
     pub attn: String,

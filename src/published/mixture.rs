@@ -5,7 +5,7 @@ use super::convention::Convention;
 use super::recipe::{self, BESIDE};
 use super::words::{affirmed, squeezed, told};
 use crate::routing::Routing::RoundRobin;
-use crate::spec::{Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Parallelism, Score};
+use crate::spec::{Capacity, Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Parallelism, Score};
 use crate::strategy::expert::Routing;
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
@@ -40,6 +40,27 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         }
     }
     Ok(mixed)
+}
+
+/// The capacity of experts whose rows MaxText picks by products with masks: with a `capacity_factor` above 0, where
+/// nothing else is said to carry them (github:AI-Hypercomputer/maxtext src/MaxText/layers/moe.py, dense_matmul).
+pub fn masked(run: &Training, model: &LlmSpec) -> Option<Capacity> {
+    let (system, stated) = (squeezed(&run.system), run.experts.as_ref()?);
+    let otherwise = ["deepep", "groupedproducts", "groupedgemm", "megablox", "dropless", "gmm"];
+    let said = system.clone() + &squeezed(&affirmed(&run.notes));
+    if model.moe.is_none() || !system.contains("maxtext") || otherwise.iter().any(|word| said.contains(word)) {
+        return None;
+    }
+    let factor = stated.capacity.or_else(|| [&run.system, &run.notes].into_iter().find_map(|text| factor(text)))?;
+    (0.01..=100.0).contains(&factor).then_some(Capacity::Pad((factor * 100.0).round() as u32))
+}
+
+/// The number behind "capacity factor".
+fn factor(text: &str) -> Option<f64> {
+    let text = text.to_lowercase();
+    let behind = &text[text.find("capacity factor")? + "capacity factor".len()..];
+    let number: String = behind.trim_start().chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    number.trim_end_matches('.').parse().ok()
 }
 
 /// Whether a run is said to train without the module of multi-token prediction that its model has.

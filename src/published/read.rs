@@ -276,6 +276,7 @@ fn experts(f: &Fields) -> Result<Experts> {
         every: f.degree("every")?.map(u64::from),
         ffn: f.count("moe_ffn")?,
         dense_layers: if dense { None } else { f.count("dense_layers")? },
+        capacity: f.number("capacity_factor")?,
         head_dim: f.count("head_dim")?,
         attn: f.text("attn")?.unwrap_or_default(),
         q_lora: f.count("q_lora")?,

@@ -111,6 +111,9 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
     options.shard =
         sharding::sharers(run, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
+    if let Some(capacity) = mixture::masked(run, model) {
+        (options.capacity, options.mask_rows) = (capacity, true);
+    }
     options.last_stage = left_over(model.layers, pp, vp).filter(|_| habits.fills_stages);
     let par = Parallelism {
         dp,

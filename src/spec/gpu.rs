@@ -169,10 +169,22 @@ const OTHER: &str = "other";
 pub struct AttentionCurve {
     /// Rows that one thread block owns.
     pub tile_rows: u64,
+    /// Widths of heads that it is written for, ascending: what is narrower takes as long as the next of them. Absent
+    /// where it is as wide as its heads, or that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dims: Option<Sourced<Vec<u64>>>,
     pub forward: PassCurve,
     pub backward: PassCurve,
     /// Relative standard deviation of prediction over measurement on the calibration set.
     pub rel_sd: Sourced<f64>,
+}
+
+impl AttentionCurve {
+    /// The width that heads of `head_dim` are computed in.
+    pub fn written_for(&self, head_dim: u64) -> u64 {
+        let mut widths = self.head_dims.iter().flat_map(|dims| &dims.value).copied();
+        widths.find(|&width| width >= head_dim).unwrap_or(head_dim)
+    }
 }
 
 /// One pass: fraction of peak by head dim for long rows; a row visits `half` keys' worth of time besides
@@ -254,6 +266,11 @@ impl GpuSpec {
         }
         for (name, curve) in &self.attention {
             check_positive(file, &format!("attention.{name}.tile_rows"), curve.tile_rows as f64)?;
+            let widths = curve.head_dims.as_ref().map_or(&[][..], |dims| &dims.value);
+            if widths.first() == Some(&0) || widths.windows(2).any(|w| w[0] >= w[1]) {
+                let why = "the widths must be positive and ascend, as in [64, 96, 128]";
+                return Err(Error::spec(file, format!("attention.{name}.head_dims"), why));
+            }
             curve.forward.check(file, &format!("attention.{name}.forward"))?;
             curve.backward.check(file, &format!("attention.{name}.backward"))?;
         }

@@ -121,6 +121,8 @@ pub struct Options {
     /// Experts keep their inputs alone, and run again in the backward pass: the second halves of layers, or a hybrid's layers of
     /// experts.
     pub recompute_moe: bool,
+    /// Rows are picked for experts, and added up for tokens, by products with masks over the tokens of a sequence.
+    pub mask_rows: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
     /// Inputs of layers that are kept to compute them again are kept in the host's memory.

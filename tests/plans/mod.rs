@@ -43,6 +43,16 @@ pub struct Host {
 }
 
 impl Host {
+    /// The same with NICs, one of a rank at most, that carry no more than a send does: no channel holds one up.
+    pub fn filling(self) -> Host {
+        let (mut spec, ranks) = (self.cluster.spec.clone(), self.cluster.gpus());
+        if let Some(out) = &mut spec.scale_out {
+            (out.achieved, out.several) = (out.p2p.clone(), None);
+            out.nics_per_node = out.nics_per_node.min(spec.gpus_per_node);
+        }
+        Host { cluster: Cluster::new(&spec, &self.cluster.gpu, ranks).unwrap(), ..self }
+    }
+
     /// `gpus` H100s in nodes of `per_node`, links `slower` times slower than theirs.
     pub fn new(gpus: u32, per_node: u32, slower: f64) -> Host {
         let gpu = GpuSpec::find("h100-sxm5").unwrap();

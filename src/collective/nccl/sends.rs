@@ -105,11 +105,14 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, shared: 
         }
         Tier::ScaleOut => {
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
-            let port = out.achieved.value * (cluster.nic_share(shared.flows) * shared.uplinks);
-            let rate = of_a_send(out, stack).min(port);
+            let share = cluster.nic_share(shared.flows) * shared.uplinks;
+            let (send, port) = (of_a_send(out, stack), out.achieved.value * share);
+            let rate = send.min(port);
             let wire = cluster.spec.graph.as_ref().map(|graph| graph.bandwidth.value);
-            // What a wire holds up holds all of the wire; a NIC may have room beside the channel of a send.
-            let (rate, fills) = wire.map_or((rate, rate / port), |wire| (rate.min(wire), 1.0));
+            // What a wire holds up holds all of the wire; a NIC may have room beside the channel of a send, as much as
+            // several sends together have of it.
+            let several = out.several.as_ref().map_or(port, |s| port.min(s.value.max(send) * share)).max(rate);
+            let (rate, fills) = wire.map_or((rate, rate / several), |wire| (rate.min(wire), 1.0));
             LinkTime {
                 latency: send_latency(nccl, bytes.value(), BETWEEN, nccl.fitted.announcement_between)
                     + out.latency.value,

@@ -37,6 +37,8 @@ pub fn run<T: Scalar>(
                 here.move_choices(from, to, [width(from), width(to)], read(0), writes[0]);
             }
         },
+        // A product with a mask of ones and zeros has the values of what the mask picks.
+        ExpertOp::Masked { from, to, cols, .. } => here.move_rows(from, to, cols as usize, read(0), writes[0]),
         ExpertOp::Quantise { layout, cols, .. } => {
             let rows = here.rows(layout).len();
             let [codes, scales] = writes else { panic!("quantise: codes and scales are written") };

@@ -46,7 +46,9 @@ pub fn check(plan: &Plan) -> Result<()> {
 fn short(route: &Route, op: ExpertOp) -> Option<(u64, u64)> {
     let needs = match op {
         ExpertOp::Router { rows, .. } | ExpertOp::RouterBwd { rows, .. } => vec![(rows, Layout::Tokens)],
-        ExpertOp::Rows { from, to, rows, .. } => vec![(rows[0], from), (rows[1], to)],
+        ExpertOp::Rows { from, to, rows, .. } | ExpertOp::Masked { from, to, rows, .. } => {
+            vec![(rows[0], from), (rows[1], to)]
+        }
         ExpertOp::Quantise { layout, rows, .. } => vec![(rows, layout)],
         ExpertOp::MatMul { rows, .. }
         | ExpertOp::SwiGlu { rows, .. }

@@ -93,8 +93,7 @@ impl Kernel {
             kv_rows: shape.kv_rows,
             area: shape.area,
             batch_heads: b.batch * b.heads,
-            // Curves were measured with values as wide as keys: the width between the two stands for both.
-            head_dim: d.midpoint(v),
+            dims: [d, v],
             backward,
             pairs: Pairs::Masked,
         };

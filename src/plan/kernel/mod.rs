@@ -299,7 +299,8 @@ pub enum WorkClass {
         kv_rows: u64,
         area: u64,
         batch_heads: u64,
-        head_dim: u64,
+        /// How wide a head's keys and values are.
+        dims: [u64; 2],
         backward: bool,
         pairs: Pairs,
     },

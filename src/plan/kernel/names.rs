@@ -133,5 +133,5 @@ impl Kernel {
 
 /// Whether a kernel's name is that of a product of matrices, those of experts and of the optimizer included.
 pub fn is_product(kernel: &str) -> bool {
-    ["matmul", "grouped_matmul", "head_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
+    ["matmul", "grouped_matmul", "mask_rows", "head_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
 }

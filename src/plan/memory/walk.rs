@@ -110,6 +110,9 @@ pub struct SlotLives {
     /// Life after life, lane after lane.
     last_on_lane: Vec<u32>,
     growing: Option<Growing>,
+    /// Whether anything of the last life has been read: rows that nobody has read are there for others to be written over
+    /// them, as the zeros of a framework before pieces come.
+    read: bool,
 }
 
 /// A life that began with the first rows of its slot, of which more may be written: the pieces of a loss, or the chunks
@@ -130,7 +133,9 @@ impl SlotLives {
     fn touch(&mut self, on: On, how: How, rows: u64) {
         match (how, &mut self.growing) {
             (How::Writes([0, end]), _) if end == rows => self.begin(on, None),
-            (How::Writes([0, end]), None) => self.begin(on, Some(Growing { rows: end, lane: on.lane })),
+            (How::Writes([0, end]), None) if self.read || self.lives.is_empty() => {
+                self.begin(on, Some(Growing { rows: end, lane: on.lane }));
+            }
             (How::Writes([from, end]), Some(life)) if from == life.rows && on.lane == life.lane => {
                 life.rows = end;
                 self.growing = self.growing.filter(|life| life.rows < rows);
@@ -138,6 +143,7 @@ impl SlotLives {
             (How::Writes(touched) | How::Uses(touched), Some(life)) if touched[1] > life.rows => self.go_on(on.lanes),
             _ => {}
         }
+        self.read |= matches!(how, How::Uses(_));
         // What is read before it is written was there from the start.
         if self.lives.is_empty() {
             self.lives.push(Life { first: 0, last: on.op, uses: 0 });
@@ -153,7 +159,7 @@ impl SlotLives {
     fn begin(&mut self, on: On, growing: Option<Growing>) {
         self.lives.push(Life { first: on.op, last: on.op, uses: 0 });
         self.last_on_lane.resize(self.lives.len() * on.lanes, NEVER);
-        self.growing = growing;
+        (self.growing, self.read) = (growing, false);
     }
 
     /// The last life is the one before it going on, or was there from the start.
@@ -402,6 +408,11 @@ mod tests {
         // Again and again.
         let twice = [(0, Writes([0, 4])), (0, Writes([4, 8])), (0, all), (0, Writes([0, 4])), (0, Writes([4, 8]))];
         assert_eq!(lives(&twice), [(10, 12), (13, 14)]);
+        // Zeros before pieces.
+        assert_eq!(
+            lives(&[whole, (0, all), whole, (0, Writes([0, 4])), (0, Writes([4, 8])), (0, all)]),
+            [(10, 11), (12, 15)]
+        );
         // Nobody asks for the rest.
         assert_eq!(lives(&[whole, (0, all), (0, Writes([0, 4])), (0, Uses([1, 3]))]), [(10, 11), (12, 13)]);
     }

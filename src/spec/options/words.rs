@@ -284,6 +284,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.recompute_moe,
     },
     Word {
+        name: "mask-rows",
+        about: "rows are picked for experts, and added up for tokens, by products with masks of who goes where, over all tokens of a sequence: with a capacity that is filled up (GShard; MaxText with capacity_factor)",
+        set: |o| o.mask_rows = true,
+        is_set: |o| o.mask_rows,
+    },
+    Word {
         name: "wait-passes",
         about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
         set: |o| o.wait_passes = true,

@@ -36,6 +36,9 @@ use crate::spec::{Dispatch, Fold, Gate, LlmSpec, Mlp, Options, Parallelism};
 use copies::Sums;
 use shadow::Shadow;
 
+/// What labels of the backward pass's ways begin with.
+const BACKWARD: &str = "bwd_";
+
 /// The part that a rank has of a layer's experts, and how its rows reach the others.
 pub struct Experts {
     /// Number of the first route that ops name.
@@ -48,6 +51,8 @@ pub struct Experts {
     fp8_rows: bool,
     fp8: bool,
     tokens: u64,
+    /// Tokens of a sequence, where masks over them pick its rows; else 0.
+    span: u64,
     /// Rows that buffers have room for, of copies that leave and of rows that land.
     copies: u64,
     landed: u64,
@@ -145,14 +150,14 @@ fn apart(routes: &[Route]) -> (&[Route], Option<Sums>, Option<Shadow>) {
 }
 
 impl Experts {
-    /// The experts of a layer; `None` for a model without experts.
+    /// The experts of a layer, for as many tokens of so many sequences; `None` for a model without experts.
     pub fn new(
         model: &LlmSpec,
         par: &Parallelism,
         engines: Engines,
         routes: &[Route],
         [dtype, acc, grads]: [Dtype; 3],
-        tokens: u64,
+        [tokens, sequences]: [u64; 2],
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
         let (routes, sums, shadow) = apart(routes);
@@ -185,6 +190,7 @@ impl Experts {
             fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
             fp8: par.options.fp8,
             tokens,
+            span: if par.options.mask_rows { tokens / sequences.max(1) } else { 0 },
             copies: most(algo.source()),
             landed: most(algo.landed()),
             rows: most(Layout::Experts),
@@ -256,7 +262,15 @@ impl Experts {
 
     fn put(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], values: Values, reads: &[Buf], y: Buf) {
         let rows = [self.capacity(from), self.capacity(to)];
-        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values }, reads, &[y]);
+        let op = match values {
+            Values::Row { cols } if self.span > 0 && [from, to].contains(&Layout::Tokens) => {
+                // Masks that weigh the sum of a token's rows have a gradient, too.
+                let products = if from == Layout::Tokens && label.starts_with(BACKWARD) { 2 } else { 1 };
+                ExpertOp::Masked { from, to, rows, cols, span: self.span, products }
+            }
+            _ => ExpertOp::Rows { from, to, rows, values },
+        };
+        self.kernel(b, label, op, reads, &[y]);
     }
 
     fn matmul(&self, b: &mut Builder, label: &str, pass: Pass, [n, k]: [u64; 2], reads: &[Buf], y: Buf) {
@@ -352,7 +366,7 @@ impl Experts {
         }
         // The rows of y are not needed again: its gradient takes their place.
         let to = ((s.y, s.d_weighs), s.landed_codes);
-        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
+        self.to_experts(b, s, [BACKWARD, "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
         let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| g.experts.at(rows));
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
@@ -381,7 +395,7 @@ impl Experts {
         self.shadow_matmul(b, "shadow_gate_up_dx", Pass::Dx, [wide, h], s.d_gate_up, lent_up, s.y);
         self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x(), g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
-        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
+        self.to_tokens(b, s, [BACKWARD, "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
         self.take_home(b, s, g.experts);
         if let (Some([down, _]), Some([d_down, _])) = (w.squeezed, g.squeezed) {
             b.compute("squeeze_dx", linear_dx(self.tokens, self.whole, h, self.fp8), &[d_sum, down], &[dx]);

@@ -41,6 +41,10 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
             o.capacity.pads() && o.shadow > 0,
             "shadow and a capacity that is filled up; leave one out, or drop without pad",
         ),
+        (
+            o.mask_rows && !o.capacity.pads(),
+            "mask-rows without a capacity that is filled up, whose rows have masks; add capacity-pad:1.25 or so",
+        ),
         (o.replicas > 0 && o.shadow > 0, "replicas and shadow, which both give hot experts more slots; leave one out"),
         (o.shadow > 0 && ep == 1, "shadow, but every rank has all experts with ep 1; leave it out"),
         (o.overlap_exchange && o.shadow > 0, "overlap-exchange and shadow; leave one out"),
@@ -125,7 +129,8 @@ fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
 }
 
 fn of_experts(word: &str) -> bool {
-    let others = ["overlap-shared", "overlap-exchange", "deepep-hook", "keep-fp8-rows", "keep-fp8-gate-up"];
+    let others =
+        ["overlap-shared", "overlap-exchange", "deepep-hook", "keep-fp8-rows", "keep-fp8-gate-up", "mask-rows"];
     word.starts_with("dispatch-") || others.contains(&word)
 }
 

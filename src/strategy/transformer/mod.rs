@@ -182,7 +182,7 @@ impl Layer {
         let acc = core.shape().acc;
         let grads = if par.options.bf16_grads { work.dtype } else { acc };
         let dtypes = [work.dtype, acc, grads];
-        let experts = Experts::new(model, par, engines, routes, dtypes, norms.rows);
+        let experts = Experts::new(model, par, engines, routes, dtypes, [norms.rows, work.micro_batch]);
         let latent = model.mla.zip(rows.latent.take());
         let latent = latent.map(|own| Latent::new(own, model, work, par, tp, [seq, norms.rows], &segs));
         let alone = model.pattern.first().copied();

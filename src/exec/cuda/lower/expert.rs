@@ -113,6 +113,9 @@ impl Lowering<'_> {
             ExpertOp::Router { rows, experts, topk, gate } => self.router(&here, [rows, experts, topk], gate, false),
             ExpertOp::RouterBwd { rows, experts, topk, gate } => self.router(&here, [rows, experts, topk], gate, true),
             ExpertOp::Rows { from, to, rows, values } => self.rows(&here, [from, to], rows[1], values),
+            ExpertOp::Masked { .. } => {
+                Err(self.refuse("no kernel here multiplies rows by masks; leave the option mask-rows out"))
+            }
             ExpertOp::Quantise { layout, cols, .. } => self.quantise(here.count(layout), cols),
             ExpertOp::MatMul { pass, slots, first, n, k, fp8, .. } => {
                 self.grouped(&here, pass, [first, slots], [n, k], fp8)
