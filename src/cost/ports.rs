@@ -376,7 +376,7 @@ mod tests {
     /// Two lanes by turns; whose bytes come is a third, or the first.
     fn spell(from: u64, long: u64) -> Spell {
         // Two that fill all of the port, and one of each lane that fills three tenths.
-        let part = if long % 3 == 0 { 0.3 } else { 1.0 };
+        let part = if long.is_multiple_of(3) { 0.3 } else { 1.0 };
         Spell::new(from, from + long, Stream::new((long % 2) as u16, part))
     }
 

@@ -105,6 +105,7 @@ pub fn crossover(question: &Question, dir: &Path) -> Result<Map> {
     let rig = Rig::new(question)?;
     let places = question.places()?;
     question.check_ranks()?;
+    store::is_free(dir)?;
     let cells = places.par_iter().map(|place| rig.cell(place)).collect::<Result<Vec<Cell>>>()?;
     let files = store::write(question, &cells, dir)?;
     Ok(Map { cells, files })

@@ -31,6 +31,16 @@ pub fn columns() -> Vec<String> {
     OF_CELL.iter().map(|name| name.to_string()).chain(of_side("ulysses")).chain(of_side("ring")).collect()
 }
 
+/// Errors: rows that are of no map, which must not be written over. A map's study.json is written before its rows.
+pub fn is_free(dir: &Path) -> Result<()> {
+    let rows = dir.join("rows.csv");
+    if !rows.exists() || dir.join("study.json").exists() {
+        return Ok(());
+    }
+    let why = "no study.json stands beside it; choose another --out, or move the file away";
+    Err(Error::spec(rows.display(), "not of a map", why))
+}
+
 pub fn write(question: &Question, cells: &[Cell], dir: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(dir).map_err(Error::io(dir))?;
     let (study, rows) = (dir.join("study.json"), dir.join("rows.csv"));
@@ -52,4 +62,20 @@ fn table(cells: &[Cell]) -> Vec<u8> {
     csv.write_record(columns()).expect("written to memory");
     cells.iter().for_each(|cell| csv.serialize(cell).expect("a cell is plain data"));
     csv.into_inner().expect("written to memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_others_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_free(dir.path()).is_ok() && is_free(&dir.path().join("new")).is_ok());
+        fs::write(dir.path().join("rows.csv"), "step,loss\n1,5.9\n").unwrap();
+        let why = is_free(dir.path()).unwrap_err().to_string();
+        assert!(why.contains("rows.csv: not of a map: no study.json stands beside it; choose another --out"), "{why}");
+        fs::write(dir.path().join("study.json"), "{}").unwrap();
+        assert!(is_free(dir.path()).is_ok());
+    }
 }
