@@ -11,8 +11,8 @@
 //!
 //! Messages of one lane, as keys and values in one group, are no loss to each other: each has channels of its own, and
 //! together they get more of a link than one does. A later one is as much slower as if they filled what holds each of
-//! them up. Rings that send two are measured faster than those of twice as long
-//! a message would be (ring-flash-attention on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json).
+//! them up. Rings that send two are measured faster than those of twice as long a message would be (ring-flash-attention
+//! on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json).
 
 /// What bytes fill that nothing but the port holds up.
 pub const FULL: u16 = 256;

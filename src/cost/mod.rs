@@ -21,8 +21,8 @@
 //! starts to move when everyone it meets has started. Three things slow ops down besides:
 //!
 //! * a kernel bound by SMs loses those that communication kernels posted before it occupy;
-//! * a transfer has 1 / (k + 1) of a port of a rank while k that were posted before it hold it, and what these lose by
-//!   it their lanes owe;
+//! * a transfer has 1 / (k + 1) of a port of a rank while k that were posted before it hold it, or what they leave free,
+//!   and what these lose by it their lanes owe;
 //! * ranks that share a device take turns;
 //! * the CPU issues the ops of a rank one by one, in program order, on whichever lane: none starts before.
 //!

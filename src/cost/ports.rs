@@ -1,5 +1,5 @@
 //! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it, and
-//! they lose what it takes ([`charges`](crate::act::charges)).
+//! they lose what it takes; of what they leave free it has all that it fills ([`charges`](crate::act::charges)).
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
 //! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come
