@@ -5,8 +5,8 @@
 //! gone on from there. So what each of them gives up is owed by its lane: the next bytes on that lane set off so much
 //! later. A port carries no more than it can, and over a chain of messages everyone has its part.
 //!
-//! Bytes that something else holds up fill only a part of the port, as a send between nodes whose channel carries two
-//! fifths of what a NIC does: what all of them together leave is nobody's loss, and where they ask for more than there
+//! Bytes that something else holds up fill only a part of the port, as a send between nodes whose channel carries half of
+//! what several sends have of a NIC: what all of them together leave is nobody's loss, and where they ask for more than there
 //! is, each is as much slower.
 //!
 //! Messages of one lane, as keys and values in one group, are no loss to each other: each has channels of its own, and
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!([50, 80, 500].map(|transfer| lasting(&all, 0, FULL, 20, transfer)), [100, 160, 580]);
     }
 
-    /// Bytes that fill two fifths of a port and all of it, two fifths and two fifths, four fifths and two fifths.
+    /// By the parts of a port that a holder and a comer fill: how long the comer takes, and what the holder loses.
     #[test]
     fn what_a_port_has_left_over_is_nobodys_loss() {
         let takes = |holder: f64, comer: f64, own: u16| {

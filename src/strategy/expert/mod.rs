@@ -36,9 +36,6 @@ use crate::spec::{Dispatch, Fold, Gate, LlmSpec, Mlp, Options, Parallelism};
 use copies::Sums;
 use shadow::Shadow;
 
-/// What labels of the backward pass's ways begin with.
-const BACKWARD: &str = "bwd_";
-
 /// The part that a rank has of a layer's experts, and how its rows reach the others.
 pub struct Experts {
     /// Number of the first route that ops name.
@@ -262,15 +259,19 @@ impl Experts {
 
     fn put(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], values: Values, reads: &[Buf], y: Buf) {
         let rows = [self.capacity(from), self.capacity(to)];
-        let op = match values {
-            Values::Row { cols } if self.span > 0 && [from, to].contains(&Layout::Tokens) => {
-                // Masks that weigh the sum of a token's rows have a gradient, too.
-                let products = if from == Layout::Tokens && label.starts_with(BACKWARD) { 2 } else { 1 };
-                ExpertOp::Masked { from, to, rows, cols, span: self.span, products }
-            }
-            _ => ExpertOp::Rows { from, to, rows, values },
-        };
-        self.kernel(b, label, op, reads, &[y]);
+        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values }, reads, &[y]);
+    }
+
+    /// Puts rows of tokens at their choices, or adds up those of choices for their tokens.
+    fn pick(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], phase: Phase, x: Buf, y: Buf) {
+        let cols = self.hidden;
+        if self.span == 0 {
+            return self.put(b, label, [from, to], Values::Row { cols }, &[x], y);
+        }
+        // Masks that weigh the sum of a token's rows have a gradient, too.
+        let products = if phase == Phase::CachedDispatch { 2 } else { 1 };
+        let rows = [self.capacity(from), self.capacity(to)];
+        self.kernel(b, label, ExpertOp::Masked { from, to, rows, cols, span: self.span, products }, &[x], &[y]);
     }
 
     fn matmul(&self, b: &mut Builder, label: &str, pass: Pass, [n, k]: [u64; 2], reads: &[Buf], y: Buf) {
@@ -366,7 +367,7 @@ impl Experts {
         }
         // The rows of y are not needed again: its gradient takes their place.
         let to = ((s.y, s.d_weighs), s.landed_codes);
-        self.to_experts(b, s, [BACKWARD, "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
+        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
         let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| g.experts.at(rows));
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
@@ -395,7 +396,7 @@ impl Experts {
         self.shadow_matmul(b, "shadow_gate_up_dx", Pass::Dx, [wide, h], s.d_gate_up, lent_up, s.y);
         self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x(), g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
-        self.to_tokens(b, s, [BACKWARD, "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
+        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
         self.take_home(b, s, g.experts);
         if let (Some([down, _]), Some([d_down, _])) = (w.squeezed, g.squeezed) {
             b.compute("squeeze_dx", linear_dx(self.tokens, self.whole, h, self.fp8), &[d_sum, down], &[dx]);

@@ -31,7 +31,7 @@ impl Experts {
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
         if self.ranks == 1 {
             let ends = [Layout::Tokens, Layout::Experts];
-            self.put(b, &format!("{name}expand"), ends, row, &[from.0], to.0);
+            self.pick(b, &format!("{name}expand"), ends, phase, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}expand_weighs"), ends, number, &[choices], to.1);
             }
@@ -40,7 +40,7 @@ impl Experts {
         let (mut rows, mut choices) = from;
         if let Some(leaving) = s.leaving {
             let ends = [Layout::Tokens, Layout::Copies];
-            self.put(b, &format!("{name}copies"), ends, row, &[rows], leaving.rows);
+            self.pick(b, &format!("{name}copies"), ends, phase, rows, leaving.rows);
             if let Some(given) = choices {
                 self.put(b, &format!("{name}copies_weighs"), ends, number, &[given], leaving.choices);
                 choices = Some(leaving.choices);
@@ -87,7 +87,7 @@ impl Experts {
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
         if self.ranks == 1 {
             let ends = [Layout::Experts, Layout::Tokens];
-            self.put(b, &format!("{name}sum"), ends, row, &[from.0], to.0);
+            self.pick(b, &format!("{name}sum"), ends, Phase::Combine, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}sum_weighs"), ends, number, &[choices], to.1);
             }
@@ -110,7 +110,7 @@ impl Experts {
         beside(b);
         if let Some(leaving) = s.leaving {
             let ends = [Layout::Copies, Layout::Tokens];
-            self.put(b, &format!("{name}sum"), ends, row, &[leaving.rows], to.0);
+            self.pick(b, &format!("{name}sum"), ends, Phase::Combine, leaving.rows, to.0);
             if choices.is_some() {
                 self.put(b, &format!("{name}sum_weighs"), ends, number, &[leaving.choices], to.1);
             }
