@@ -1,14 +1,14 @@
-//! What the distinct ops of a program do on each class, without looking at whom they meet: that is for whoever
-//! goes through events to find out.
+//! What the distinct ops of a program do on each class, without looking at whom they meet: a sheet finds that out as it
+//! is written, an engine as it goes through events.
 
-use super::exchange::Exchanged;
-use super::kernels::{Timed, operands};
-use super::{Acts, Gang, Hop, PROVENANCES, RECV, SEND, bytes_of, ctas, picoseconds, port};
+use super::kernels::operands;
+use super::meetings::{Part, over};
+use super::tallies::{Tallies, number_of};
+use super::{Acts, Gang, Hop, RECV, SEND, Transit, bytes_of, ctas, port};
 use crate::cluster::Tier;
-use crate::collective::LinkTime;
 use crate::device::OnSms;
 use crate::error::Result;
-use crate::plan::link::{Line, Place};
+use crate::plan::link::Line;
 use crate::plan::*;
 use crate::timeline::Usage;
 use std::rc::Rc;
@@ -39,7 +39,7 @@ pub enum Deed {
     },
 }
 
-/// A leg as a class sees it; times in ps.
+/// A leg as a class sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
     pub dir: Direction,
@@ -47,21 +47,23 @@ pub struct Way {
     pub by: u32,
     pub sender: u32,
     pub receiver: u32,
-    pub latency: u64,
-    pub transfer: u64,
-    /// The part of its ports that the bytes fill alone.
-    pub fills: f64,
+    pub transit: Transit,
     pub bytes: u64,
-    /// The ports of this end, a bit each, see [`port`].
-    pub ports: u8,
+    pub tier: Tier,
 }
 
-/// A collective or an exchange as a class sees it; times in ps.
+impl Way {
+    /// The ports of this end, a bit each, see [`port`].
+    pub fn ports(&self) -> u8 {
+        port(self.tier, if self.dir == Direction::Send { SEND } else { RECV })
+    }
+}
+
+/// A collective or an exchange as a class sees it.
 #[derive(Clone)]
 pub struct Whole {
     pub gang: Rc<Gang>,
-    pub latency: u64,
-    pub transfer: u64,
+    pub transit: Transit,
     /// The collective's kind; `None` for an exchange.
     pub kind: Option<CollectiveKind>,
     /// Bytes of the full buffer; of an exchange, those that the member sends between nodes.
@@ -83,8 +85,10 @@ pub struct Deeds {
     launches: Vec<u32>,
     pub ways: Vec<Way>,
     pub wholes: Vec<Whole>,
-    /// The usage of each class, if each op runs as often as [`Acts::deeds`] was told.
-    pub usages: Vec<Usage>,
+    /// What all ops add up to, if each runs as often as [`Acts::deeds`] was told: class after class of `classes`.
+    pub(super) tallies: Tallies,
+    /// The names of kernels, by the numbers that the tallies have for them.
+    kernels: Vec<&'static str>,
 }
 
 impl Deeds {
@@ -94,7 +98,17 @@ impl Deeds {
 
     /// How long the CPU takes to issue an op, in `host_launch`es: 0 where a mask leaves nothing of it.
     pub fn launches(&self, op: u32, class: usize) -> u32 {
-        if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.launches[op as usize] }
+        if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.calls(op) }
+    }
+
+    /// How long the CPU takes to issue an op where anything is left of it, in `host_launch`es.
+    pub(super) fn calls(&self, op: u32) -> u32 {
+        self.launches[op as usize]
+    }
+
+    /// What the ops of a class add up to, which is counted among `classes`.
+    pub fn usage(&self, class: usize, lanes: &[Lane]) -> Usage {
+        self.tallies.usage(class, &self.kernels, lanes)
     }
 
     /// Adds a kernel that stands for those of `ops`, one after the other: SMs decide as much of it as they decide of
@@ -128,8 +142,8 @@ impl Deeds {
     pub fn longest(&self) -> u64 {
         let kernel = |deed: &Deed| if let Deed::Kernel { duration, .. } = deed { *duration } else { 0 };
         let kernels = self.deeds.iter().map(kernel);
-        let ways = self.ways.iter().map(|way| way.latency.saturating_add(way.transfer));
-        let wholes = self.wholes.iter().map(|whole| whole.latency.saturating_add(whole.transfer));
+        let ways = self.ways.iter().map(|way| way.transit.latency.saturating_add(way.transit.transfer));
+        let wholes = self.wholes.iter().map(|whole| whole.transit.latency.saturating_add(whole.transit.transfer));
         kernels.chain(ways).chain(wholes).max().unwrap_or(0)
     }
 
@@ -150,7 +164,7 @@ impl Deeds {
     /// The ports that an op uses, a bit each, see [`port`].
     pub fn ports(&self, op: u32, class: usize) -> u8 {
         match self.of(op, class) {
-            Deed::Legs { first, count, .. } => self.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
+            Deed::Legs { first, count, .. } => self.legs(first, count).iter().fold(0, |bits, way| bits | way.ports()),
             Deed::Whole { at, .. } => self.wholes[at as usize].ports,
             Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => 0,
         }
@@ -165,9 +179,11 @@ impl Acts<'_> {
     /// The deeds of the ops at `nodes` of a program's line; with each node comes how often it runs. Errors: a copy to a
     /// host's memory that the cluster says nothing of, an exchange that its library or the cluster refuses.
     pub fn deeds(&mut self, program: u32, line: &Line, nodes: &[(u32, u32)]) -> Result<Deeds> {
+        self.name_kernels(line);
         let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] == program).collect();
-        let (deeds, usages) = (Vec::with_capacity(nodes.len() * classes.len()), vec![Usage::default(); classes.len()]);
-        let mut all = Deeds { classes, deeds, launches: vec![], ways: vec![], wholes: vec![], usages };
+        let tallies = Tallies::new(self.names.len(), self.plan.lanes.len(), classes.len());
+        let (deeds, kernels) = (Vec::with_capacity(nodes.len() * classes.len()), self.names.clone());
+        let mut all = Deeds { classes, deeds, launches: vec![], ways: vec![], wholes: vec![], tallies, kernels };
         for &(node, times) in nodes {
             let (node, times) = (node as usize, f64::from(times));
             all.launches.push(self.machine.launches(line.nodes[node].op));
@@ -178,8 +194,7 @@ impl Acts<'_> {
                 }
                 OpKind::Compute { kernel, .. } => self.kernels_of(&mut all, line, node, kernel, times),
                 OpKind::Transfer { legs, engine } => self.legs_of(&mut all, line, node, legs, ctas(*engine), times),
-                OpKind::Collective { .. } => self.wholes_of(&mut all, line, node, times),
-                OpKind::Exchange { .. } => self.exchanges_of(&mut all, line, node, times)?,
+                OpKind::Collective { .. } | OpKind::Exchange { .. } => self.wholes_of(&mut all, line, node, times)?,
                 OpKind::Call { .. } => unreachable!("calls are spliced"),
             }
         }
@@ -187,35 +202,27 @@ impl Acts<'_> {
     }
 
     fn asides_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) -> Result<()> {
-        let lane = &self.plan.lanes[line.nodes[node].lane as usize];
+        let lane = line.nodes[node].lane;
         let (sizes, _) = operands(self.plan, line, node);
         let (reads, writes) = sizes.split();
-        let aside = self.aside(lane, reads, writes)?;
-        for usage in &mut all.usages {
-            let s = aside.duration as f64 * 1e-12 * times;
-            usage.busy(lane, s);
-            *usage.by_provenance.entry(PROVENANCES[aside.provenance as usize]).or_default() += s;
-            usage.bytes_host += aside.bytes as f64 * times;
+        let aside = self.aside(&self.plan.lanes[lane as usize], reads, writes)?;
+        for class in 0..all.classes.len() {
+            all.tallies.aside(class, lane, aside, times);
             all.deeds.push(Deed::Aside { duration: aside.duration });
         }
         Ok(())
     }
 
     fn kernels_of(&mut self, all: &mut Deeds, line: &Line, node: usize, kernel: &Kernel, times: f64) {
-        let (first, name) = (all.deeds.len(), kernel.name());
+        let (first, number) = (all.deeds.len(), number_of(&self.names, kernel.name()) as u16);
         all.deeds.resize(first + all.classes.len(), Deed::Skip);
-        let (deeds, usages, mut at) = (&mut all.deeds, &mut all.usages, 0);
+        let (deeds, tallies, mut at) = (&mut all.deeds, &mut all.tallies, 0);
         self.kernel(line, node, kernel, &all.classes, |class, flops, timed| {
             while all.classes[at] != class {
                 at += 1;
             }
-            let Timed { duration, on_sms, provenance, rel_sd } = timed;
-            deeds[first + at] = Deed::Kernel { duration, on_sms };
-            let (usage, s) = (&mut usages[at], duration as f64 * 1e-12 * times);
-            *usage.by_kernel.entry(name).or_default() += s;
-            *usage.by_provenance.entry(PROVENANCES[provenance as usize]).or_default() += s;
-            usage.sd += rel_sd * s;
-            usage.flops += flops as f64 * times;
+            deeds[first + at] = Deed::Kernel { duration: timed.duration, on_sms: timed.on_sms };
+            tallies.kernel(at, number, flops, timed, times);
         });
     }
 
@@ -233,79 +240,37 @@ impl Acts<'_> {
             for ((leg, &bytes), hops) in legs.iter().zip(&sizes).zip(&hops) {
                 let Hop { time, tier, peer } = hops[class];
                 let (own, peer) = (class as u32, self.class_of(peer));
-                let (by, sender, receiver, way) = match leg.dir {
-                    Direction::Send => (leg.by, own, peer, SEND),
-                    Direction::Recv => (leg.by.wrapping_neg(), peer, own, RECV),
+                let (by, sender, receiver) = match leg.dir {
+                    Direction::Send => (leg.by, own, peer),
+                    Direction::Recv => (leg.by.wrapping_neg(), peer, own),
                 };
-                let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-                let (by, ports) = (by.rem_euclid(size) as u32, port(tier, way));
-                let fills = time.fills;
-                all.ways.push(Way { dir: leg.dir, by, sender, receiver, latency, transfer, fills, bytes, ports });
+                let (by, transit) = (by.rem_euclid(size) as u32, Transit::of(&time));
+                all.ways.push(Way { dir: leg.dir, by, sender, receiver, transit, bytes, tier });
                 if leg.dir == Direction::Send {
-                    count(&mut all.usages[at], self.plan, lane, &time, times);
-                    carry(&mut all.usages[at], tier, bytes as f64 * times);
+                    all.tallies.link(at, lane, &time, over(tier, bytes), times);
                 }
             }
             all.deeds.push(Deed::Legs { first, count: legs.len() as u16, ctas });
         }
     }
 
-    fn wholes_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) {
-        let spliced = &line.nodes[node];
-        let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
-        let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
-        let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
-        let gangs = self.gangs(spliced.lane);
+    /// Errors: those of [`Acts::exchanged`].
+    fn wholes_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) -> Result<()> {
+        let lane = line.nodes[node].lane;
+        let kind = if let OpKind::Collective { kind, .. } = line.nodes[node].op.kind { Some(kind) } else { None };
+        let gangs = self.gangs(lane);
         for (at, &class) in all.classes.iter().enumerate() {
             let gang = gangs[class].clone();
-            let (time, sent) = self.link(*kind, spliced.lane, &gang, bytes);
-            let usage = &mut all.usages[at];
-            count(usage, self.plan, spliced.lane, &time, times);
-            carry(usage, Tier::ScaleUp, sent[0] * times);
-            carry(usage, Tier::ScaleOut, sent[1] * times);
-            let rank = self.fold.representatives[class];
-            let tiers = gang.members.iter().map(|&m| self.machine.cluster.tier(rank, m));
-            let ports = tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV));
-            let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-            all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas: ctas(*engine) });
-            let kind = Some(*kind);
-            all.wholes.push(Whole { gang, latency, transfer, kind, bytes, sent, ports, apart: false });
-        }
-    }
-}
-
-impl Acts<'_> {
-    fn exchanges_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) -> Result<()> {
-        let spliced = &line.nodes[node];
-        let gangs = self.gangs(spliced.lane);
-        for (at, &class) in all.classes.iter().enumerate() {
-            let gang = gangs[class].clone();
-            let Exchanged { time, sent, ctas } = self.exchanged(line, node, class, &gang)?;
-            let usage = &mut all.usages[at];
-            count(usage, self.plan, spliced.lane, &time, times);
-            carry(usage, Tier::ScaleUp, sent[0] * times);
-            carry(usage, Tier::ScaleOut, sent[1] * times);
-            let ports = self.ports_of(class, &gang);
-            let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+            let Part { time, bytes, sent, ctas } = match kind {
+                Some(kind) => self.gathered(line, node, kind, &gang),
+                None => self.exchanged(line, node, class, &gang)?,
+            };
+            all.tallies.link(at, lane, &time, sent, times);
+            let ports = gang.ports(self.machine.cluster.node_of(self.representative(class as u32)));
             all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas });
-            let bytes = sent[1] as u64;
-            all.wholes.push(Whole { gang, latency, transfer, kind: None, bytes, sent, ports, apart: true });
+            let (transit, apart) = (Transit::of(&time), kind.is_none());
+            all.wholes.push(Whole { gang, transit, kind, bytes, sent, ports, apart });
         }
         Ok(())
-    }
-}
-
-/// Notes `times` times that a class communicates for `time`.
-fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, times: f64) {
-    let s = time.total().value() * times;
-    usage.busy(&plan.lanes[lane as usize], s);
-    *usage.by_provenance.entry(PROVENANCES[time.provenance as usize]).or_default() += s;
-    usage.comm_sd += time.rel_sd * s;
-}
-
-fn carry(usage: &mut Usage, tier: Tier, bytes: f64) {
-    match tier {
-        Tier::ScaleOut => usage.bytes_scale_out += bytes,
-        Tier::ScaleUp | Tier::Local => usage.bytes_scale_up += bytes,
     }
 }

@@ -1,7 +1,7 @@
 //! Exchanges of mixture-of-experts layers: every member takes as long as its own rows.
 
-use super::draft::Draft;
-use super::{Act, Acts, Gang, RECV, SEND, port};
+use super::meetings::Part;
+use super::{Acts, Gang};
 use crate::collective::LinkTime;
 use crate::collective::count::carried;
 use crate::collective::exchange::{self, Estimate, Traffic};
@@ -10,15 +10,6 @@ use crate::plan::link::Line;
 use crate::plan::rows::place_of;
 use crate::plan::*;
 use std::rc::Rc;
-
-/// One member's part of an exchange.
-pub struct Exchanged {
-    pub time: LinkTime,
-    /// Bytes that it sends inside nodes, and between them.
-    pub sent: [f64; 2],
-    /// SMs that the kernels of the exchange hold.
-    pub ctas: u16,
-}
 
 /// The key of an exchange's time: everything that the time depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,34 +26,8 @@ pub(super) struct Asked {
 pub(super) type Found = Rc<(Estimate, Vec<Traffic>)>;
 
 impl Acts<'_> {
-    /// Makes a meeting for each class, which begins when all members have started and is over with the class's own last
-    /// hop. Errors: those of [`exchange::time`], a member that does not take part.
-    pub(super) fn exchange(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
-        let lane = line.nodes[node].lane;
-        let gangs = self.gangs(lane);
-        for &class in classes {
-            let gang = &*gangs[class];
-            let Exchanged { time, sent, ctas } = self.exchanged(line, node, class, gang)?;
-            draft.tallies.link(class, lane, &time);
-            draft.tallies.sent(class, sent);
-            let mut ends = self.ends(draft, line, node, class, &gangs)?;
-            ends.iter_mut().filter(|end| end.class as usize != class).for_each(|end| end.ports = 0);
-            let first = draft.met.len() as u32;
-            let meeting = draft.meeting(&time, ends);
-            draft.met.push(meeting);
-            draft.act(node, class, Act::Meet { first, count: 1, ctas });
-        }
-        Ok(())
-    }
-
-    /// The ports through which a class reaches its gang, a bit each.
-    pub(super) fn ports_of(&self, class: usize, gang: &Gang) -> u8 {
-        let rank = self.fold.representatives[class];
-        let tiers = gang.members.iter().map(|&m| self.machine.cluster.tier(rank, m));
-        tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV))
-    }
-
-    pub(super) fn exchanged(&mut self, line: &Line, node: usize, class: usize, gang: &Gang) -> Result<Exchanged> {
+    /// A member's part of an exchange. Errors: those of [`exchange::time`].
+    pub(super) fn exchanged(&mut self, line: &Line, node: usize, class: usize, gang: &Gang) -> Result<Part> {
         let OpKind::Exchange { route, algo, phase, engine, .. } = &line.nodes[node].op.kind else {
             unreachable!("an exchange")
         };
@@ -86,9 +51,11 @@ impl Acts<'_> {
         let row = exchange::message_row(*algo, *phase, topk, values, choices) as f64;
         let (latency, transfer) = (own.start + own.notify, own.rows());
         let (provenance, rel_sd) = (estimate.provenance, estimate.rel_sd);
-        Ok(Exchanged {
+        let sent = [sent.links.sent * row, sent.network.sent * row];
+        Ok(Part {
             time: LinkTime { latency, transfer, fills: 1.0, provenance, rel_sd },
-            sent: [sent.links.sent * row, sent.network.sent * row],
+            bytes: sent[1] as u64,
+            sent,
             // The algorithm knows how many SMs its kernels really take.
             ctas: match engine {
                 Engine::Sm { .. } => estimate.sms.min(u32::from(u16::MAX)) as u16,

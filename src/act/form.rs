@@ -5,7 +5,7 @@ use super::kernels::{Sizes, Timed, narrowest};
 use super::meetings::over;
 use super::sheet::issued;
 use super::tallies::{Tallies, number_of};
-use super::{Act, Acts, Sheet, picoseconds};
+use super::{Act, Acts, Sheet, Transit};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::plan::link::Line;
@@ -129,7 +129,7 @@ impl Filling<'_> {
             let timed = acts.timed(kernel.curve(), work, dtype);
             for (class, act) in self.sheet.acts[classes].iter_mut().enumerate() {
                 *act = timed.act();
-                self.tallies.kernel(class, entry.kernel, work.flops, timed);
+                self.tallies.kernel(class, entry.kernel, work.flops, timed, 1.0);
             }
             return;
         };
@@ -147,7 +147,7 @@ impl Filling<'_> {
             });
             last = Some((shape, work, timed));
             *act = timed.act();
-            self.tallies.kernel(class, entry.kernel, work.flops, timed);
+            self.tallies.kernel(class, entry.kernel, work.flops, timed, 1.0);
         }
     }
 
@@ -157,7 +157,7 @@ impl Filling<'_> {
         let classes = node * self.sheet.classes..(node + 1) * self.sheet.classes;
         for (class, act) in self.sheet.acts[classes].iter_mut().enumerate() {
             *act = Act::Aside { duration: aside.duration };
-            self.tallies.aside(class, entry.lane, aside);
+            self.tallies.aside(class, entry.lane, aside, 1.0);
         }
         Ok(())
     }
@@ -166,16 +166,14 @@ impl Filling<'_> {
         let bytes = what.size(acts.plan).1;
         for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
             self.meet(&hop.time);
-            self.tallies.link(class, lane, &hop.time);
-            self.tallies.sent(class, over(hop.tier, bytes));
+            self.tallies.link(class, lane, &hop.time, over(hop.tier, bytes), 1.0);
         }
     }
 
     fn gather(&mut self, acts: &mut Acts, lane: u16, kind: CollectiveKind, bytes: u64) {
         for (class, gang) in acts.gangs(lane).iter().enumerate() {
             let (time, sent) = acts.link(kind, lane, gang, bytes);
-            self.tallies.link(class, lane, &time);
-            self.tallies.sent(class, sent);
+            self.tallies.link(class, lane, &time, sent, 1.0);
             if gang.classes[0] as usize == class {
                 self.meet(&time);
             }
@@ -183,9 +181,7 @@ impl Filling<'_> {
     }
 
     fn meet(&mut self, time: &LinkTime) {
-        let meeting = &mut self.sheet.meetings[self.meeting];
-        (meeting.latency, meeting.transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-        meeting.fills = time.fills;
+        self.sheet.meetings[self.meeting].transit = Transit::of(time);
         self.meeting += 1;
     }
 }

@@ -1,11 +1,8 @@
-//! How long kernels take, and the ops beside them: copies and the CPU's own kernels.
+//! How long kernels take.
 
-use super::draft::Draft;
 use super::sheet::Act;
-use super::tallies::number_of;
 use super::{Acts, picoseconds};
 use crate::device::OnSms;
-use crate::error::Result;
 use crate::plan::link::{Line, Place};
 use crate::plan::*;
 use crate::spec::Provenance;
@@ -91,26 +88,6 @@ pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work
 }
 
 impl Acts<'_> {
-    pub(super) fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
-        let number = number_of(&self.names, kernel.name()) as u16;
-        self.kernel(line, node, kernel, classes, |class, flops, timed| {
-            draft.compute(node, class, number, flops, timed)
-        });
-    }
-
-    /// Writes the acts of a copy, or of a kernel of the CPU. Errors: the cluster says nothing of the node's memory.
-    pub(super) fn beside(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
-        let lane = line.nodes[node].lane;
-        let (sizes, _) = operands(self.plan, line, node);
-        let (reads, writes) = sizes.split();
-        let aside = self.aside(&self.plan.lanes[lane as usize], reads, writes)?;
-        for &class in classes {
-            draft.act(node, class, Act::Aside { duration: aside.duration });
-            draft.tallies.aside(class, lane, aside);
-        }
-        Ok(())
-    }
-
     /// Tells `each` of every class its FLOPs and time of a kernel, except for classes whose mask leaves nothing.
     pub(super) fn kernel(
         &mut self,

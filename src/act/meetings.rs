@@ -1,16 +1,12 @@
 //! Who meets whom, and how long the bytes of a meeting are under way.
 
-use super::draft::Draft;
 use super::kernels::bytes_of;
 use super::ports::{RECV, SEND, port};
-use super::sheet::{Act, End};
 use super::{Acts, ctas};
 use crate::cluster::{Cluster, Tier};
 use crate::collective::{self, Algorithm, Comm, LinkTime, Shared};
-use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing, over_a_wire};
 use crate::plan::link::{Line, Place};
-use crate::plan::matching::LegAt;
 use crate::plan::*;
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
@@ -22,6 +18,17 @@ pub struct Hop {
     pub time: LinkTime,
     pub tier: Tier,
     pub peer: u32,
+}
+
+/// One member's part of a collective or of an exchange.
+pub(super) struct Part {
+    pub(super) time: LinkTime,
+    /// Bytes of the full buffer; of an exchange, those that the member sends between nodes.
+    pub(super) bytes: u64,
+    /// Bytes that it sends inside nodes, and between them.
+    pub(super) sent: [f64; 2],
+    /// SMs that its kernels hold.
+    pub(super) ctas: u16,
 }
 
 /// The members of a communicator around one rank.
@@ -53,7 +60,7 @@ impl Gang {
     }
 
     /// The ports through which a member on `node` reaches the others.
-    fn ports(&self, node: u32) -> u8 {
+    pub(super) fn ports(&self, node: u32) -> u8 {
         let beside = self.nodes.iter().any(|&(at, on)| at == node && on > 1);
         let beyond = self.nodes.iter().any(|&(at, _)| at != node);
         let ways = |reached: bool, tier| if reached { port(tier, SEND | RECV) } else { 0 };
@@ -71,29 +78,6 @@ pub(super) struct Route {
 impl<'a> Acts<'a> {
     pub(super) fn group(&self, lane: u16) -> &'a Group {
         self.plan.lanes[lane as usize].group().expect("check: communication runs on communicators")
-    }
-
-    /// Makes a meeting for each send of a transfer, with the class that receives it.
-    pub(super) fn send(&mut self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], classes: &[usize]) {
-        let lane = line.nodes[node].lane;
-        for (l, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.dir == Direction::Send) {
-            let place = line.reads(node).iter().find(|p| p.named == leg.buf).expect("a sent buffer is read");
-            let bytes = bytes_of(self.plan, place);
-            let hops = self.hops(lane, leg.by, bytes);
-            let at = LegAt { node: node as u32, leg: l as u16 };
-            for &class in classes {
-                let Hop { time, tier, peer } = hops[class];
-                let (own, peer) = (self.program[class], (peer, self.fold.class_of[peer as usize]));
-                // Without a partner there is no one to receive; `meet` says so for either end.
-                let met = draft.matching.partner(own, self.program[peer.1 as usize], lane, leg, at);
-                let from = End { class: class as u32, node: node as u32, ports: port(tier, SEND) };
-                let to = met.map(|m| End { class: peer.1, node: m.node, ports: port(tier, RECV) });
-                let meeting = draft.meeting(&time, [from].into_iter().chain(to));
-                draft.sent[draft.matching.leg(own, at) * draft.classes + class] = meeting;
-                draft.tallies.link(class, lane, &time);
-                draft.tallies.sent(class, over(tier, bytes));
-            }
-        }
     }
 
     pub fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
@@ -134,38 +118,6 @@ impl<'a> Acts<'a> {
         routes
     }
 
-    /// Makes the legs of a class's transfer point to the meetings that their senders made. Errors: a leg that no op of
-    /// its peer meets.
-    pub(super) fn meet(
-        &self,
-        draft: &mut Draft,
-        line: &Line,
-        node: usize,
-        legs: &[Leg],
-        ctas: u16,
-        class: usize,
-    ) -> Result<()> {
-        let (rank, own, lane) = (self.fold.representatives[class], self.program[class], line.nodes[node].lane);
-        let first = draft.met.len() as u32;
-        for (l, leg) in legs.iter().enumerate() {
-            let at = LegAt { node: node as u32, leg: l as u16 };
-            let peer = self.group(lane).neighbour(&self.plan.views, rank, leg.by);
-            let there = self.fold.class_of[peer as usize] as usize;
-            let met = draft.matching.partner(own, self.program[there], lane, leg, at);
-            let met = met.ok_or_else(|| {
-                Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(node)))
-            })?;
-            let (sender, from) = match leg.dir {
-                Direction::Send => (class, at),
-                Direction::Recv => (there, met),
-            };
-            let leg = draft.matching.leg(self.program[sender], from);
-            draft.met.push(draft.sent[leg * draft.classes + sender]);
-        }
-        draft.act(node, class, Act::Meet { first, count: legs.len() as u16, ctas });
-        Ok(())
-    }
-
     /// The communicators of a lane, by class.
     pub fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
         if let Some(known) = self.known.gangs.get(&lane) {
@@ -184,25 +136,14 @@ impl<'a> Acts<'a> {
         gangs
     }
 
-    /// Makes one meeting of each gang for a collective. Errors: a member that does not take part.
-    pub(super) fn gather(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
+    /// A member's part of a collective. Its bytes are those of the full buffer.
+    pub(super) fn gathered(&mut self, line: &Line, node: usize, kind: CollectiveKind, gang: &Gang) -> Part {
         let spliced = &line.nodes[node];
-        let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
+        let OpKind::Collective { wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
         let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
         let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
-        let gangs = self.gangs(spliced.lane);
-        for &class in classes {
-            let gang = &*gangs[class];
-            let (time, sent) = self.link(*kind, spliced.lane, gang, bytes);
-            draft.tallies.link(class, spliced.lane, &time);
-            draft.tallies.sent(class, sent);
-            // The gang's first class makes the meeting for all.
-            if gang.classes[0] as usize == class {
-                let ends = self.ends(draft, line, node, class, &gangs)?;
-                draft.gather(&time, ends, ctas(*engine));
-            }
-        }
-        Ok(())
+        let (time, sent) = self.link(kind, spliced.lane, gang, bytes);
+        Part { time, bytes, sent, ctas: ctas(*engine) }
     }
 
     /// How long a collective takes, and the bytes that a member sends inside nodes and between them, on average over the
@@ -214,33 +155,10 @@ impl<'a> Acts<'a> {
         let (time, algorithm) = *self.known.links.entry(key).or_insert_with(found);
         (time, sent(kind, algorithm, gang, bytes as f64))
     }
-
-    /// The classes that take part in the collective that `node` of `class` is. Errors: a member that does not take
-    /// part.
-    pub(super) fn ends(
-        &self,
-        draft: &Draft,
-        line: &Line,
-        node: usize,
-        class: usize,
-        gangs: &[Rc<Gang>],
-    ) -> Result<Vec<End>> {
-        let (own, lane) = (self.program[class], line.nodes[node].lane);
-        let end = |&there: &u32| {
-            let same = draft.matching.same_collective(own, self.program[there as usize], lane, node as u32);
-            let (rank, other) = (self.fold.representatives[class], self.fold.representatives[there as usize]);
-            let node = same.ok_or_else(|| {
-                Error::plan(format!("rank {rank}, {}: rank {other} does not take part", line.path(node)))
-            })?;
-            let ports = gangs[there as usize].ports(self.machine.cluster.node_of(other));
-            Ok(End { class: there, node, ports })
-        };
-        gangs[class].classes.iter().map(end).collect()
-    }
 }
 
 /// Bytes of a send, inside a node and between nodes.
-pub(super) fn over(tier: Tier, bytes: u64) -> [f64; 2] {
+pub fn over(tier: Tier, bytes: u64) -> [f64; 2] {
     match tier {
         Tier::ScaleOut => [0.0, bytes as f64],
         Tier::ScaleUp | Tier::Local => [bytes as f64, 0.0],

@@ -2,7 +2,9 @@
 //! whom and how long the bytes of a meeting are under way, and what all of it counts.
 //!
 //! * `machine`: what a plan is interpreted on.
-//! * `sheet`, `draft`: the acts of all classes on a line, read and written. `tallies`: what they count.
+//! * `deeds`: what distinct ops do on each class, and the one place that looks at every kind of op.
+//! * `sheet`, `draft`: the acts of all classes on a line, which are deeds with whom they meet, read and written. `form`:
+//!   the sheet of a structure, to be filled in for other sizes. `tallies`: what ops add up to.
 //! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of
 //!   their operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
@@ -12,8 +14,6 @@
 //! * `stamp`: when something was over, and what brought it about. `stretch`: work beside what holds a share of its
 //!   means.
 //! * `threads`: ranks on the threads of one machine.
-//! * `deeds`: the acts of distinct ops, for whoever goes through events. `form`: the sheet of a structure, to be filled
-//!   in for other sizes.
 
 pub mod charges;
 mod cold;
@@ -39,8 +39,8 @@ pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use form::Form;
 pub use kernels::{bytes_of, work_of};
-pub use machine::{Machine, picoseconds, seconds};
-pub use meetings::{Gang, Hop};
+pub use machine::{Machine, Transit, picoseconds, seconds};
+pub use meetings::{Gang, Hop, over};
 pub use ports::{PORTS, RECV, SCALE_OUT, SEND, numbers, port};
 pub use sheet::{Act, End, Meeting, Sheet};
 pub use tallies::{PROVENANCES, Tallies};
@@ -150,41 +150,30 @@ impl<'a> Acts<'a> {
     /// The acts of every class on its program's line. Errors: a leg or collective that a member does not take part in,
     /// a copy to a host's memory that the cluster says nothing of, an exchange that its library or the cluster refuses.
     pub fn sheet(&mut self, lines: &[Line], matching: &Matching) -> Result<Sheet> {
-        for node in lines.iter().flat_map(|line| &line.nodes) {
+        lines.iter().for_each(|line| self.name_kernels(line));
+        let (lanes, classes) = (self.plan.lanes.len(), self.fold.representatives.len());
+        let mut draft = Draft::new(lanes, lines, matching, classes, self.names.len());
+        let mut all = Vec::with_capacity(lines.len());
+        for (program, line) in lines.iter().enumerate() {
+            let once: Vec<(u32, u32)> = (0..line.nodes.len() as u32).map(|node| (node, 1)).collect();
+            let deeds = self.deeds(program as u32, line, &once)?;
+            draft.write(self, line, &deeds)?;
+            all.push(deeds);
+        }
+        for (line, deeds) in lines.iter().zip(&all) {
+            draft.join(self, line, deeds)?;
+        }
+        Ok(draft.finish())
+    }
+
+    /// Numbers the kernels of a line that have no number yet.
+    fn name_kernels(&mut self, line: &Line) {
+        for node in &line.nodes {
             if let OpKind::Compute { kernel, .. } = &node.op.kind
                 && !self.names.contains(&kernel.name())
             {
                 self.names.push(kernel.name());
             }
         }
-        let mut draft =
-            Draft::new(self.plan.lanes.len(), lines, matching, self.fold.representatives.len(), self.names.len());
-        for (p, line) in lines.iter().enumerate() {
-            let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] as usize == p).collect();
-            for node in 0..line.nodes.len() {
-                let spliced = &line.nodes[node];
-                draft.launches(node, &classes, self.machine.launches(spliced.op));
-                match &spliced.op.kind {
-                    OpKind::Copy { .. } => self.beside(&mut draft, line, node, &classes)?,
-                    OpKind::Compute { .. } if !self.plan.lanes[spliced.lane as usize].computes() => {
-                        self.beside(&mut draft, line, node, &classes)?
-                    }
-                    OpKind::Compute { kernel, .. } => self.compute(&mut draft, line, node, kernel, &classes),
-                    OpKind::Transfer { legs, .. } => self.send(&mut draft, line, node, legs, &classes),
-                    OpKind::Collective { .. } => self.gather(&mut draft, line, node, &classes)?,
-                    OpKind::Exchange { .. } => self.exchange(&mut draft, line, node, &classes)?,
-                    OpKind::Call { .. } => unreachable!("calls are spliced"),
-                }
-            }
-        }
-        for (class, &program) in self.program.iter().enumerate() {
-            let line = &lines[program as usize];
-            for (node, spliced) in line.nodes.iter().enumerate() {
-                if let OpKind::Transfer { legs, engine } = &spliced.op.kind {
-                    self.meet(&mut draft, line, node, legs, ctas(*engine), class)?;
-                }
-            }
-        }
-        Ok(draft.finish())
     }
 }

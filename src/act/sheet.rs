@@ -1,5 +1,6 @@
 //! What every op of a line does on every class, and who meets whom: written once, read by whoever walks the line.
 
+use super::machine::Transit;
 use super::ports::numbers;
 use super::tallies::Tallies;
 use crate::device::OnSms;
@@ -30,14 +31,10 @@ pub enum Act {
     },
 }
 
-/// A leg with its other half, or a whole collective: its bytes set off when all ends have started. Times are in ps.
+/// A leg with its other half, or a whole collective: its bytes set off when all ends have started.
 #[derive(Debug, Clone)]
 pub struct Meeting {
-    pub latency: u64,
-    /// How long ports are busy if nothing else uses them.
-    pub transfer: u64,
-    /// The part of the ports that the bytes fill if nothing else uses them.
-    pub fills: f64,
+    pub transit: Transit,
     /// Entries of [`Sheet::ends`].
     pub(super) ends: Range<u32>,
 }

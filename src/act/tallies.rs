@@ -53,35 +53,39 @@ impl Tallies {
         &mut self.all[end - REST..end]
     }
 
-    pub(super) fn kernel(&mut self, class: usize, kernel: u16, flops: u64, timed: Timed) {
-        let s = timed.duration as f64 * 1e-12;
+    /// Counts a kernel, by its number, that runs `times` times.
+    pub(super) fn kernel(&mut self, class: usize, kernel: u16, flops: u64, timed: Timed, times: f64) {
+        let s = timed.duration as f64 * 1e-12 * times;
         self.all[class * self.width + kernel as usize] += s;
         let rest = self.rest(class);
         rest[timed.provenance as usize] += s;
         rest[SD] += timed.rel_sd * s;
-        rest[FLOPS] += flops as f64;
+        rest[FLOPS] += flops as f64 * times;
     }
 
-    pub(super) fn link(&mut self, class: usize, lane: u16, time: &LinkTime) {
-        let s = time.total().value();
+    /// Counts what a class sends, `times` times: `bytes` inside nodes and between them.
+    pub(super) fn link(&mut self, class: usize, lane: u16, time: &LinkTime, bytes: [f64; 2], times: f64) {
+        let s = time.total().value() * times;
         self.all[class * self.width + self.kernels + lane as usize] += s;
         let rest = self.rest(class);
         rest[time.provenance as usize] += s;
         rest[COMM_SD] += time.rel_sd * s;
+        rest[BYTES] += bytes[0] * times;
+        rest[BYTES + 1] += bytes[1] * times;
     }
 
-    pub(super) fn aside(&mut self, class: usize, lane: u16, aside: Aside) {
-        let s = aside.duration as f64 * 1e-12;
+    pub(super) fn aside(&mut self, class: usize, lane: u16, aside: Aside, times: f64) {
+        let s = aside.duration as f64 * 1e-12 * times;
         self.all[class * self.width + self.kernels + lane as usize] += s;
         let rest = self.rest(class);
         rest[aside.provenance as usize] += s;
-        rest[HOST_BYTES] += aside.bytes as f64;
+        rest[HOST_BYTES] += aside.bytes as f64 * times;
     }
 
-    pub(super) fn sent(&mut self, class: usize, bytes: [f64; 2]) {
-        let rest = self.rest(class);
-        rest[BYTES] += bytes[0];
-        rest[BYTES + 1] += bytes[1];
+    /// Takes the sums of `from`, a class of another tally of the same kernels and lanes.
+    pub(super) fn take(&mut self, class: usize, other: &Tallies, from: usize) {
+        let width = self.width;
+        self.all[class * width..][..width].copy_from_slice(&other.all[from * width..][..width]);
     }
 
     /// The sums of a class as a usage, by name.

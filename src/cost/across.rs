@@ -10,8 +10,7 @@ use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::charges::{Spell, Stream};
 use crate::act::waits::Path;
-use crate::act::{Acts, RECV, SEND, ctas, numbers, port};
-use crate::act::{Machine, picoseconds};
+use crate::act::{Acts, Machine, RECV, SEND, Transit, ctas, numbers, picoseconds, port};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::fold::Fold;
@@ -353,7 +352,7 @@ impl Across<'_> {
     /// Notes when the bytes of one meeting of crossings arrive: they set off when the last of `ends` (crossing, class,
     /// ports) has started, as in a walk.
     fn arrive(&mut self, time: &LinkTime, ends: &[(PostId, usize, u8)]) {
-        let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+        let Transit { latency, transfer, fills } = Transit::of(time);
         let start = |post: PostId, class: usize| self.posts[post].starts[class];
         let launched = ends.iter().map(|&(post, class, _)| start(post, class)).max().unwrap_or_default();
         let last = ends.iter().filter(|&&(post, class, _)| start(post, class) == launched);
@@ -376,13 +375,13 @@ impl Across<'_> {
             ranks.floor = ranks.floor.min(ready);
             let port = &ranks.state[class].ports[port];
             ranks.missed |= !port.knows(off);
-            longest = longest.max(port.lasting(Stream::new(lane, time.fills), off, transfer, &mut ranks.edges));
+            longest = longest.max(port.lasting(Stream::new(lane, fills), off, transfer, &mut ranks.edges));
         }
         for &(post, class, ports) in ends {
             let made_late = path.made_late(self.posts[post].starts[class].ps());
             let lane = self.posts[post].lane;
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
-            let spell = Spell::new(off, off + longest, Stream::new(lane, time.fills));
+            let spell = Spell::new(off, off + longest, Stream::new(lane, fills));
             numbers(ports).for_each(|port| ranks.hold(class, port, spell, transfer));
             let (end, post) = (off + latency + longest, &mut self.posts[post]);
             // Of messages that arrive at the same moment, the one that set off last counts.

@@ -452,17 +452,17 @@ impl Ranks {
         }
         let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
         let off = ports().fold(ready, |off, (class, port)| off.max(self.owed(class, port, lane)));
-        let (mut longest, stream) = (meeting.transfer, Stream::new(lane, meeting.fills));
+        let (mut longest, stream) = (meeting.transit.transfer, Stream::new(lane, meeting.transit.fills));
         for (class, port) in ports() {
             let port = &self.state[class].ports[port];
             self.missed |= !port.knows(off);
-            longest = longest.max(port.lasting(stream, off, meeting.transfer, &mut self.edges));
+            longest = longest.max(port.lasting(stream, off, meeting.transit.transfer, &mut self.edges));
         }
         for (class, port) in ports() {
-            self.hold(class, port, Spell::new(off, off + longest, stream), meeting.transfer);
+            self.hold(class, port, Spell::new(off, off + longest, stream), meeting.transit.transfer);
         }
         let arrival = &mut self.arrivals[number];
-        (arrival.ready, arrival.path, arrival.end) = (ready, path, off + meeting.latency + longest);
+        (arrival.ready, arrival.path, arrival.end) = (ready, path, off + meeting.transit.latency + longest);
     }
 
     /// The time before which no bytes of a lane set off on a port, ps; 0 where the lane owes nothing.

@@ -4,7 +4,7 @@ use super::engine::Engine;
 use super::run::{Kept, Run};
 use crate::act::waits::OTHERS;
 use crate::act::{SCALE_OUT, numbers, seconds};
-use crate::plan::{Lane, Plan};
+use crate::plan::Lane;
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
     let class = |(class, run): (usize, &Run)| Class {
         rank: engine.fold.representatives[class],
         multiplicity: engine.fold.multiplicity[class],
-        usage: usage(engine.plan, run, &engine.scripts[run.program].deeds.usages[run.local], end),
+        usage: usage(engine, run, end),
         spans: if keep { spans(engine, run) } else { vec![] },
     };
     let classes = engine.runs.iter().enumerate().map(class).collect();
@@ -64,12 +64,13 @@ pub fn tier_of(ports: u8) -> &'static str {
     }
 }
 
-fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
-    let (mut usage, waited) = (counted.clone(), waits(run, end));
+fn usage(engine: &Engine, run: &Run, end: u64) -> Usage {
+    let lanes = &engine.plan.lanes;
+    let (mut usage, waited) = (engine.scripts[run.program].deeds.usage(run.local, lanes), waits(run, end));
     let idle: u64 = waited.iter().sum();
     usage.compute = (end - idle) as f64 * 1e-12;
-    usage.host = waited[plan.lanes.len()] as f64 * 1e-12;
-    for (lane, &ps) in plan.lanes.iter().zip(&waited) {
+    usage.host = waited[lanes.len()] as f64 * 1e-12;
+    for (lane, &ps) in lanes.iter().zip(&waited) {
         usage.waited(lane, ps as f64 * 1e-12);
     }
     usage

@@ -11,7 +11,7 @@ use crate::act::charges::Spell;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
 use crate::act::waits::Path;
-use crate::act::{Deed, SCALE_OUT, numbers, seconds};
+use crate::act::{Deed, SCALE_OUT, over, seconds};
 use crate::plan::Direction;
 use crate::timeline::{Arrow, ArrowEnd};
 use std::collections::BTreeSet;
@@ -61,15 +61,15 @@ impl Engine<'_> {
             let key = (lane, Some(way.by), way.sender, script.turn(op, leg));
             let id = self.meetings.enter(key);
             let meeting = self.meetings.get_mut(id);
-            let mut party = Party::new(class, op, way.ports, noise, self.now);
+            let mut party = Party::new(class, op, way.ports(), noise, self.now);
             party.sends = way.dir == Direction::Send;
             meeting.parties.push(party);
             // Bytes move as their sender sees it.
             if way.dir == Direction::Send {
-                (meeting.latency, meeting.transfer, meeting.fills) = (way.latency, way.transfer, way.fills);
+                meeting.transit = way.transit;
                 meeting.order = order(script.posted(op, leg), class);
-                meeting.sent = tiers(way.ports, way.bytes as f64);
-                meeting.asks = asks(meeting.sent, self.rates, way.transfer);
+                meeting.sent = over(way.tier, way.bytes);
+                meeting.asks = asks(meeting.sent, self.rates, way.transit.transfer);
                 (meeting.between_two, meeting.apart) = (way.sender != way.receiver, false);
                 meeting.bytes = way.bytes;
                 meeting.what = What::Hop { lane, by: way.by, class };
@@ -101,11 +101,11 @@ impl Engine<'_> {
         }
         meeting.parties.push(party);
         if class == classes[0] {
-            (meeting.latency, meeting.transfer, meeting.fills) = (whole.latency, whole.transfer, 1.0);
+            meeting.transit = whole.transit;
             meeting.order = order(script.posted(op, 0), class);
             (meeting.between_two, meeting.apart) = (false, false);
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
-            meeting.asks = asks(whole.sent, self.rates, whole.transfer);
+            meeting.asks = asks(whole.sent, self.rates, whole.transit.transfer);
             meeting.bytes = whole.bytes;
             let program = self.runs[class as usize].program;
             meeting.what = What::Whole { program: program as u32, at };
@@ -132,11 +132,11 @@ impl Engine<'_> {
             let meeting = self.meetings.get_mut(own);
             meeting.parties = vec![party];
             (meeting.between_two, meeting.apart) = (false, true);
-            (meeting.latency, meeting.transfer, meeting.fills) = (whole.latency, whole.transfer, 1.0);
+            meeting.transit = whole.transit;
             meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
             meeting.what = What::Whole { program: run.program as u32, at };
-            (meeting.sent, meeting.asks) = (whole.sent, asks(whole.sent, self.rates, whole.transfer));
+            (meeting.sent, meeting.asks) = (whole.sent, asks(whole.sent, self.rates, whole.transit.transfer));
             meeting.kind = self.links.as_ref().and_then(|l| l.kind(run.program, key.0, at, party.class));
             self.set_off(key, own);
         }
@@ -164,7 +164,7 @@ impl Engine<'_> {
         let meeting = self.meetings.get_mut(id);
         (meeting.lane, meeting.all_here, meeting.ready, meeting.noise) = (lane, now + late, ready, noise);
         let meeting = self.meetings.get(id);
-        let (crosses, transfer, stream) = (meeting.kind.is_some(), meeting.transfer, meeting.stream());
+        let (crosses, transfer, stream) = (meeting.kind.is_some(), meeting.transit.transfer, meeting.stream());
         // Until when those on shared links hold their ports is known when they are over.
         let longest = if crosses { u64::MAX } else { self.lasting(id) };
         let mut behind = BTreeSet::new();
@@ -214,12 +214,12 @@ impl Engine<'_> {
         let now = self.now;
         let meeting = self.meetings.get_mut(id);
         // Ends that are nearly together are taken together: never before it could have been alone.
-        let longest = (now - meeting.ready).max(meeting.transfer);
+        let longest = (now - meeting.ready).max(meeting.transit.transfer);
         (meeting.activity, meeting.longest) = (None, longest);
         meeting.version += 1;
         let (time, version, kind) = (meeting.arrives(), meeting.version, meeting.kind);
-        if let (Some(links), Some(kind), true) = (&mut self.links, kind, longest > meeting.transfer) {
-            links.was_slowed(&kind, longest - meeting.transfer);
+        if let (Some(links), Some(kind), true) = (&mut self.links, kind, longest > meeting.transit.transfer) {
+            links.was_slowed(&kind, longest - meeting.transit.transfer);
         }
         let mut behind = BTreeSet::new();
         self.hold_for(id, longest, &mut behind);
@@ -246,9 +246,9 @@ impl Engine<'_> {
         let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
         let on = |(class, port): (usize, usize)| {
             let run = &self.runs[class];
-            run.ports[port].lasting(through(run, meeting, port), meeting.ready, meeting.transfer)
+            run.ports[port].lasting(through(run, meeting, port), meeting.ready, meeting.transit.transfer)
         };
-        ports.map(on).fold(meeting.transfer, u64::max)
+        ports.map(on).fold(meeting.transit.transfer, u64::max)
     }
 
     /// Works out again when meetings are over that others went before, and then those behind them.
@@ -278,7 +278,7 @@ impl Engine<'_> {
         let parties = std::mem::take(&mut meeting.parties);
         let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
         let all_here = meeting.all_here;
-        self.slowed += u64::from(meeting.longest > meeting.transfer);
+        self.slowed += u64::from(meeting.longest > meeting.transit.transfer);
         if self.keep {
             let times = times(&self.fold.multiplicity, &parties, meeting.apart);
             let Meeting { sent, what, bytes, longest, .. } = *meeting;
@@ -352,11 +352,6 @@ impl Engine<'_> {
 fn through<'a>(run: &'a Run, meeting: &Meeting, port: usize) -> Through<'a> {
     let tier = port / SCALE_OUT;
     Through { stream: meeting.stream(), order: meeting.order, link: &run.health.links[tier], asks: meeting.asks[tier] }
-}
-
-/// Bytes by tier, of a message through these ports.
-fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
-    if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
 }
 
 /// What bytes inside nodes and between them ask of links of such `rates`, in bytes a second, if they take `transfer`

@@ -5,7 +5,7 @@ use super::links;
 use super::pace::Asks;
 use super::share::Activity;
 use crate::act::charges::Stream;
-use crate::act::numbers;
+use crate::act::{Transit, numbers};
 use rustc_hash::FxHashMap;
 
 pub type MeetingId = u32;
@@ -63,11 +63,7 @@ impl Party {
 #[derive(Debug, Clone, Default)]
 pub struct Meeting {
     pub parties: Vec<Party>,
-    pub latency: u64,
-    /// How long the bytes take if nothing else is on their way, ps.
-    pub transfer: u64,
-    /// The part of its ports that they fill alone.
-    pub fills: f64,
+    pub transit: Transit,
     /// Order of posting: lower ones go first on a port.
     pub order: u64,
     pub lane: u16,
@@ -80,7 +76,7 @@ pub struct Meeting {
     /// Bytes inside nodes and between them: those of a message, of all members of a collective, or of one member where
     /// each has its own.
     pub sent: [f64; 2],
-    /// What its bytes ask of the links inside the node, and of those out of it, while they take as long as `transfer`.
+    /// What its bytes ask of the links inside the node, and of those out of it, while they take as long as `transit` says.
     pub asks: [Asks; 2],
     pub noise: Noise,
     /// Whether it is a message from one class to another.
@@ -104,11 +100,11 @@ pub struct Meeting {
 impl Meeting {
     /// Its bytes, as ports have them.
     pub fn stream(&self) -> Stream {
-        Stream::new(self.lane, self.fills)
+        Stream::new(self.lane, self.transit.fills)
     }
 
     pub fn arrives(&self) -> u64 {
-        self.ready.saturating_add(self.latency).saturating_add(self.longest)
+        self.ready.saturating_add(self.transit.latency).saturating_add(self.longest)
     }
 }
 

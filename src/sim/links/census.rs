@@ -157,11 +157,11 @@ fn deeds(machine: Machine, fold: &Fold, scripts: &[Script]) -> Vec<Deeds> {
                 match script.deeds.of(op, local) {
                     Deed::Legs { first, count, .. } => {
                         let sends = script.deeds.legs(first, count).iter().filter(|leg| leg.dir == Direction::Send);
-                        sends.for_each(|leg| note(class, (lane, Way::Hop(leg.by)), leg.bytes, leg.transfer));
+                        sends.for_each(|leg| note(class, (lane, Way::Hop(leg.by)), leg.bytes, leg.transit.transfer));
                     }
                     Deed::Whole { at, .. } => {
                         let whole = &script.deeds.wholes[at as usize];
-                        note(class, (lane, ways[at as usize]), whole.bytes, whole.transfer);
+                        note(class, (lane, ways[at as usize]), whole.bytes, whole.transit.transfer);
                     }
                     Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => {}
                 }

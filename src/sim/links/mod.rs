@@ -182,7 +182,7 @@ impl Links {
 
     /// Lets a meeting's bytes go at no more than `cap` of their speed, or changes that cap; `false` if it has no bytes.
     pub fn go(&mut self, id: MeetingId, meeting: &mut Meeting, cap: f64) -> bool {
-        let mut work = meeting.transfer as f64 * 1e-12;
+        let mut work = meeting.transit.transfer as f64 * 1e-12;
         if let Some(activity) = meeting.activity {
             if meeting.cap == cap {
                 return true;
@@ -197,7 +197,7 @@ impl Links {
         meeting.cap = cap;
         let Some(kind) = meeting.kind else { return false };
         let parts = &self.parts[&kind];
-        let speed = meeting.bytes as f64 / (meeting.transfer as f64 * 1e-12);
+        let speed = meeting.bytes as f64 / (meeting.transit.transfer as f64 * 1e-12);
         self.scratch.clear();
         for part in &parts.all {
             let known = &self.known[part.resource.0 as usize];
