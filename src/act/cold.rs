@@ -5,7 +5,6 @@
 //! A pass over memory takes two to three times as long for what comes from far away as for what the op before left in the
 //! cache (fills of 1 to 4 MiB: 11 ps a byte, and 25 to 40), so passes of equal bytes are no equal passes.
 
-use super::bytes_of;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line, Place};
@@ -46,7 +45,7 @@ fn of_program(plan: &Plan, atoms: &AtomTable, line: &Line, program: u32, sharing
         for (node, cold) in found.iter_mut().enumerate() {
             let (begun, mut far) = (now, 0.0);
             for place in line.reads(node).iter().chain(line.writes(node)) {
-                now += bytes_of(plan, place) * u64::from(sharing);
+                now += place.bytes(plan) * u64::from(sharing);
                 for (at, bytes) in pages(plan, &layout, place, page) {
                     far += bytes as f64 * share((begun - last[at]) as f64);
                     touched.push(at);
@@ -92,7 +91,7 @@ mod tests {
         let atoms = AtomTable::new(&plan).unwrap();
         let line = Line::program(&plan, &atoms, 0).unwrap();
         let cold = of_program(&plan, &atoms, &line, 0, sharing).unwrap();
-        let bytes = |node| line.reads(node).iter().chain(line.writes(node)).map(|p| bytes_of(&plan, p)).sum::<u64>();
+        let bytes = |node| line.reads(node).iter().chain(line.writes(node)).map(|p| p.bytes(&plan)).sum::<u64>();
         let shares = (0..cold.len()).filter(|&node| line.path(node).contains(name));
         let shares: Vec<f64> = shares.map(|node| cold[node] as f64 / bytes(node) as f64).collect();
         assert!(!shares.is_empty(), "no {name}");

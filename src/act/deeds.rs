@@ -4,7 +4,7 @@
 use super::kernels::operands;
 use super::meetings::{Part, over};
 use super::tallies::{Tallies, number_of};
-use super::{Acts, Gang, Hop, RECV, SEND, Transit, bytes_of, ctas, port};
+use super::{Acts, Gang, Hop, RECV, SEND, Transit, ctas, port};
 use crate::cluster::Tier;
 use crate::device::OnSms;
 use crate::error::Result;
@@ -231,7 +231,7 @@ impl Acts<'_> {
         let size = self.group(lane).size(&self.plan.views) as i32;
         let bytes = |leg: &Leg| {
             let mut places = line.reads(node).iter().chain(line.writes(node));
-            bytes_of(self.plan, places.find(|p| p.named == leg.buf).expect("a leg's buffer is an operand"))
+            places.find(|p| p.named == leg.buf).expect("a leg's buffer is an operand").bytes(self.plan)
         };
         let sizes: Vec<u64> = legs.iter().map(bytes).collect();
         let hops: Vec<Rc<[Hop]>> = legs.iter().zip(&sizes).map(|(leg, &b)| self.hops(lane, leg.by, b)).collect();

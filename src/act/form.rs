@@ -22,7 +22,7 @@ impl Operand {
     /// Elements and bytes of the operand.
     fn size(self, plan: &Plan) -> (u64, u64) {
         let tensor = &plan.tensors[self.tensor as usize];
-        let elems = self.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]) * tensor.row_len();
+        let elems = tensor.elems_of(self.rows);
         (elems, elems * tensor.dtype.size())
     }
 }

@@ -3,7 +3,7 @@
 use super::sheet::Act;
 use super::{Acts, picoseconds};
 use crate::device::OnSms;
-use crate::plan::link::{Line, Place};
+use crate::plan::link::Line;
 use crate::plan::*;
 use crate::spec::Provenance;
 
@@ -20,11 +20,6 @@ impl Timed {
     pub(super) fn act(self) -> Act {
         Act::Compute { duration: self.duration, on_sms: self.on_sms }
     }
-}
-
-pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
-    let tensor = &plan.tensors[place.tensor as usize];
-    (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
 }
 
 /// Bytes of an op's operands, kept off the heap unless there are many of them, for there are millions of ops.
@@ -63,7 +58,7 @@ impl Sizes {
 pub(super) fn operands(plan: &Plan, line: &Line, node: usize) -> (Sizes, Dtype) {
     let (reads, writes) = (line.reads(node), line.writes(node));
     let places = || reads.iter().chain(writes);
-    let sizes = Sizes::new(reads.len(), reads.len() + writes.len(), places().map(|place| bytes_of(plan, place)));
+    let sizes = Sizes::new(reads.len(), reads.len() + writes.len(), places().map(|place| place.bytes(plan)));
     (sizes, narrowest(plan, places().map(|place| place.tensor)))
 }
 

@@ -1,12 +1,11 @@
 //! Who meets whom, and how long the bytes of a meeting are under way.
 
-use super::kernels::bytes_of;
 use super::ports::{RECV, SEND, port};
 use super::{Acts, ctas};
 use crate::cluster::{Cluster, Tier};
 use crate::collective::{self, Algorithm, Comm, LinkTime, Shared};
 use crate::fold::{Fold, crossing, over_a_wire};
-use crate::plan::link::{Line, Place};
+use crate::plan::link::Line;
 use crate::plan::*;
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
@@ -140,8 +139,8 @@ impl<'a> Acts<'a> {
     pub(super) fn gathered(&mut self, line: &Line, node: usize, kind: CollectiveKind, gang: &Gang) -> Part {
         let spliced = &line.nodes[node];
         let OpKind::Collective { wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
-        let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
-        let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
+        let [read, written] = [&line.reads(node)[0], &line.writes(node)[0]].map(|place| place.elems(self.plan));
+        let bytes = read.max(written) * wire.size();
         let (time, sent) = self.link(kind, spliced.lane, gang, bytes);
         Part { time, bytes, sent, ctas: ctas(*engine) }
     }

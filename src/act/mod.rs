@@ -38,7 +38,7 @@ pub mod waits;
 pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use form::Form;
-pub use kernels::{bytes_of, work_of};
+pub use kernels::work_of;
 pub use machine::{Machine, Transit, picoseconds, seconds};
 pub use meetings::{Gang, Hop, over};
 pub use ports::{PORTS, RECV, SCALE_OUT, SEND, numbers, port};

@@ -3,7 +3,7 @@
 use super::{exchange, part, rounds};
 use crate::plan::link::{Line, Place};
 use crate::plan::rows::place_of;
-use crate::plan::{CollectiveKind, Direction, Dtype, Lane, OpKind, Plan};
+use crate::plan::{CollectiveKind, Direction, Lane, OpKind, Plan};
 use crate::plan::{ExchangeAlgo, Phase, Wire};
 use rustc_hash::FxHashMap;
 
@@ -17,10 +17,10 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
             OpKind::Transfer { legs, .. } => {
                 let sends = legs.iter().filter(|l| l.dir == Direction::Send);
                 let place = |buf| line.reads(i).iter().find(|p| p.named == buf).expect("a sent buffer is read");
-                sends.map(|l| elems(plan, place(l.buf)) * dtype(plan, place(l.buf)).size()).sum()
+                sends.map(|l| place(l.buf).bytes(plan)).sum()
             }
             OpKind::Collective { kind, wire, .. } => {
-                let full = elems(plan, &line.reads(i)[0]).max(elems(plan, &line.writes(i)[0]));
+                let full = line.reads(i)[0].elems(plan).max(line.writes(i)[0].elems(plan));
                 *known.entry((*kind, node.lane, full * wire.size())).or_insert_with(|| {
                     let (here, ranks) = (group.place(&plan.views, rank), group.size(&plan.views));
                     sent_elems(*kind, ranks as usize, here as usize, full) * wire.size()
@@ -38,14 +38,6 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
         };
     }
     total
-}
-
-fn elems(plan: &Plan, place: &Place) -> u64 {
-    (place.rows[1] - place.rows[0]) * plan.tensors[place.tensor as usize].row_len()
-}
-
-fn dtype(plan: &Plan, place: &Place) -> Dtype {
-    plan.tensors[place.tensor as usize].dtype
 }
 
 /// Bytes of a row's values, and of the numbers that its choices have, as an exchange carries them; a token's numbers

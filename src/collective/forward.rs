@@ -90,7 +90,7 @@ pub fn load(plan: &Plan, line: &Line, (node, rank): (usize, u32), rounds: &[Roun
     };
     Some(Load {
         phase: *phase,
-        dtype: plan.tensors[line.reads(node)[0].tensor as usize].dtype,
+        dtype: line.reads(node)[0].dtype(plan),
         held: from.list(route, here).iter().map(each).sum(),
         sent: of(&|m| m.from == here),
         taken: of(&|m| m.to == here),

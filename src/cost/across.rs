@@ -335,8 +335,7 @@ impl Across<'_> {
 
     fn size(&self, buf: Buf) -> (u64, Dtype) {
         let tensor = &self.plan.tensors[buf.tensor() as usize];
-        let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
-        (rows * tensor.row_len(), tensor.dtype)
+        (tensor.elems_of(buf.rows), tensor.dtype)
     }
 
     /// The part of a class in a collective: its crossing, its number in its crew, and the ports it uses, a bit each.

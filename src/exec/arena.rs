@@ -209,7 +209,7 @@ impl<'p> Arena<'p> {
     }
 
     fn dtype(&self, place: &Place) -> Dtype {
-        self.plan.tensors[place.tensor as usize].dtype
+        place.dtype(self.plan)
     }
 
     /// First byte and elements of a place.
@@ -217,8 +217,7 @@ impl<'p> Arena<'p> {
         let tensor = &self.plan.tensors[place.tensor as usize];
         let at = SlotId { tensor: place.tensor, slot: place.slot };
         let base = self.layout.offset(at).unwrap_or_else(|| panic!("{:?} has no place in memory", tensor.name));
-        let row = tensor.row_len();
-        (base + place.rows[0] * row * tensor.dtype.size(), (place.rows[1] - place.rows[0]) * row)
+        (base + place.rows[0] * tensor.row_len() * tensor.dtype.size(), place.elems(self.plan))
     }
 
     /// Whether a slot has a place: one that no op touches has none.

@@ -48,9 +48,8 @@ impl Gather {
         let members = group.members(&plan.views, rank);
         let here = group.place(&plan.views, rank) as usize;
         let (src, dst) = (line.reads(node as usize)[0], line.writes(node as usize)[0]);
-        let dtype = |p: &crate::plan::link::Place| plan.tensors[p.tensor as usize].dtype;
         let path = line.path(node as usize);
-        if [dtype(&src), dtype(&dst), *acc] != [*wire; 3] {
+        if [src.dtype(plan), dst.dtype(plan), *acc] != [*wire; 3] {
             let why = "the CPU executor moves and adds in the buffers' own dtype; wire, acc, src and dst must agree";
             return Err(Error::device(format!("rank {rank}, {path}"), why));
         }
@@ -59,10 +58,9 @@ impl Gather {
         let nodes: Option<Vec<u32>> = members.iter().map(op_of).collect();
         let nodes = nodes.ok_or_else(|| Error::plan(format!("rank {rank}, {path}: a member does not take part")))?;
         let n = members.len();
-        let elems = |p: &crate::plan::link::Place| (p.rows[1] - p.rows[0]) * plan.tensors[p.tensor as usize].row_len();
         let parts = |arena: &Arena, p: &crate::plan::link::Place, whole: bool| -> Vec<Part> {
             match whole {
-                true => (0..n).map(|i| arena.part(p, collective::part(elems(p), i, n))).collect(),
+                true => (0..n).map(|i| arena.part(p, collective::part(p.elems(plan), i, n))).collect(),
                 false => vec![arena.whole(p)],
             }
         };

@@ -22,7 +22,7 @@
 //!
 //! tests/chakra.rs plays the files by these rules; ASTRA-sim itself has not been run.
 
-use crate::act::{bytes_of, picoseconds, work_of};
+use crate::act::{picoseconds, work_of};
 use crate::error::{Error, Result};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::*;
@@ -228,7 +228,7 @@ impl Trace<'_, '_> {
     fn op(&mut self, op: usize, turns: &mut FxHashMap<(u16, u32, u32), u32>) -> Vec<Node> {
         let (line, plan, span) = (self.line, self.plan, &self.class.spans[op]);
         let node = &line.nodes[op];
-        let moved = |places: &[link::Place]| places.iter().map(|p| bytes_of(plan, p)).sum::<u64>();
+        let moved = |places: &[link::Place]| places.iter().map(|p| p.bytes(plan)).sum::<u64>();
         let group = match &plan.lanes[node.lane as usize] {
             Lane::Comm(group, _) => Some(group),
             Lane::Compute(_) | Lane::Copy(_) | Lane::Host => None,
@@ -237,7 +237,7 @@ impl Trace<'_, '_> {
             (OpKind::Transfer { legs, .. }, Some(group)) => {
                 let leg = |leg: &Leg| {
                     let mut places = line.reads(op).iter().chain(line.writes(op));
-                    let bytes = places.find(|p| p.named == leg.buf).map_or(0, |p| bytes_of(plan, p));
+                    let bytes = places.find(|p| p.named == leg.buf).map_or(0, |p| p.bytes(plan));
                     let peer = group.neighbour(&plan.views, self.rank, leg.by);
                     let (kind, from, to) = match leg.dir {
                         Direction::Send => (NodeType::CommSend, self.rank, peer),
@@ -255,7 +255,7 @@ impl Trace<'_, '_> {
                 legs.iter().map(leg).collect()
             }
             (OpKind::Collective { kind, wire, .. }, Some(group)) => {
-                let elems = |p: &link::Place| bytes_of(plan, p) / plan.tensors[p.tensor as usize].dtype.size();
+                let elems = |p: &link::Place| p.elems(plan);
                 let bytes = |places: &[link::Place]| places.first().map_or(0, elems) * wire.size();
                 let members = group.members(&plan.views, self.rank);
                 let full = bytes(line.reads(op)).max(bytes(line.writes(op)));

@@ -52,6 +52,20 @@ pub struct Place {
     pub named: Buf,
 }
 
+impl Place {
+    pub fn dtype(&self, plan: &Plan) -> Dtype {
+        plan.tensors[self.tensor as usize].dtype
+    }
+
+    pub fn elems(&self, plan: &Plan) -> u64 {
+        plan.tensors[self.tensor as usize].elems_of(Some(self.rows))
+    }
+
+    pub fn bytes(&self, plan: &Plan) -> u64 {
+        self.elems(plan) * self.dtype(plan).size()
+    }
+}
+
 /// Where the atoms of each tensor begin, and how its rows are cut.
 #[derive(Debug, Clone)]
 pub struct AtomTable {

@@ -86,6 +86,11 @@ impl Tensor {
     pub fn bytes(&self) -> u64 {
         self.elems() * self.dtype.size()
     }
+
+    /// Elements of rows `rows` of one slot; `None`: of all of it.
+    pub fn elems_of(&self, rows: Option<[u64; 2]>) -> u64 {
+        rows.map_or(self.rows(), |[from, to]| to - from) * self.row_len()
+    }
 }
 
 /// A tensor of the plan, or a parameter of the block the op stands in.

@@ -4,7 +4,6 @@ use super::Shared;
 use super::exchange::Exchange;
 use super::hub::{Hub, Key};
 use super::job::{Job, Then, What};
-use crate::act::bytes_of;
 use crate::collective::{self, Hop};
 use crate::device::Threads;
 use crate::device::curve::Curve;
@@ -183,7 +182,7 @@ impl Flight {
             round: 0,
             sent: false,
             stage: Stage::Meeting,
-            bytes: bytes_of(plan, &whole[0]),
+            bytes: whole[0].bytes(plan),
             in_place: (from.tensor, from.slot, from.rows) == (to.tensor, to.slot, to.rows),
             members,
             nodes,

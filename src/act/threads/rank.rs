@@ -95,7 +95,7 @@ impl Rank {
         let places =
             if leg.dir == Direction::Send { line.reads(at.node as usize) } else { line.writes(at.node as usize) };
         let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
-        let bytes = crate::act::bytes_of(plan, place);
+        let bytes = place.bytes(plan);
         if leg.dir == Direction::Send {
             return Ok((Key { from: self.rank, to: peer, node: at.node, part: u32::from(at.leg) }, bytes));
         }

@@ -37,7 +37,7 @@ pub struct Prepared {
 
 /// Dtypes of an op's operands.
 pub fn dtypes(linked: Linked, places: &[Place]) -> Vec<Dtype> {
-    places.iter().map(|p| linked.plan.tensors[p.tensor as usize].dtype).collect()
+    places.iter().map(|p| p.dtype(linked.plan)).collect()
 }
 
 /// The launches of an op in a step; `None` for a transfer or a collective. Errors: a dtype that no kernel takes, a

@@ -187,7 +187,7 @@ impl<'p> Linked<'p> {
     fn part_from(&self, base: u64, rank: u32, place: &Place, [part, parts]: [usize; 2]) -> Region {
         let tensor = &self.plan.tensors[place.tensor as usize];
         let row = tensor.row_len() * tensor.dtype.size();
-        let elems = collective::part((place.rows[1] - place.rows[0]) * tensor.row_len(), part, parts);
+        let elems = collective::part(place.elems(self.plan), part, parts);
         let (at, size) = (base + place.rows[0] * row, tensor.dtype.size());
         Region { rank, bytes: at + elems.start * size..at + elems.end * size, dtype: tensor.dtype }
     }

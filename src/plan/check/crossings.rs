@@ -26,8 +26,7 @@ impl<'p> Meetings<'p> {
     /// Elements and dtype of a buffer.
     fn size(&self, buf: Buf) -> (u64, Dtype) {
         let tensor = &self.plan.tensors[buf.tensor() as usize];
-        let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
-        (rows * tensor.row_len(), tensor.dtype)
+        (tensor.elems_of(buf.rows), tensor.dtype)
     }
 }
 

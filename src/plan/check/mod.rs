@@ -272,8 +272,7 @@ impl<'a> Bodies<'a> {
             self.path.push(&op.label);
             let size = |buf: &Buf| {
                 let tensor = &self.plan.tensors[resolve(buf.of, env).0 as usize];
-                let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
-                (rows * tensor.row_len(), tensor.dtype)
+                (tensor.elems_of(buf.rows), tensor.dtype)
             };
             let elems = |bufs: &[Buf]| bufs.iter().map(|b| size(b).0).collect::<Vec<u64>>();
             self.memory(op, env)?;
@@ -422,8 +421,7 @@ fn legs_meet(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<()> {
 fn leg_elems(plan: &Plan, line: &Line, node: u32, leg: &Leg) -> Size {
     let places = if leg.dir == Direction::Send { line.reads(node as usize) } else { line.writes(node as usize) };
     let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
-    let tensor = &plan.tensors[place.tensor as usize];
-    ((place.rows[1] - place.rows[0]) * tensor.row_len(), tensor.dtype)
+    (place.elems(plan), place.dtype(plan))
 }
 
 /// Ranks whose legs are checked: one is enough when all run the same program, since peers are relative.
