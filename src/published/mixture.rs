@@ -168,10 +168,8 @@ const DEEPSEEKS: [&str; 3] = ["haillm", "dualpipe", "deepseekv3pretraining"];
 
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
 pub fn dispatch(run: &Training) -> Vec<&'static str> {
-    let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
     let mut words = carried(run, &squeezed(&run.system)).to_vec();
-    let said = ["a2aoverlap", "1f1boverlap", "epoverlapon", "hybridep+overlap"];
-    if said.iter().any(|word| notes.contains(word) || system.contains(word)) && !words.contains(&BESIDE) {
+    if is_beside(run) && !words.contains(&BESIDE) {
         words.push(BESIDE);
     }
     if is_dualpipe(run) {
@@ -182,6 +180,15 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
     let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && is_megatron;
     words.retain(|word| *word != BESIDE || !plain);
     words
+}
+
+/// Whether a source says that rows travel beside other work: "EP A2A overlap", "exchange overlapped (1F1B)", "overlap of
+/// all-to-all".
+fn is_beside(run: &Training) -> bool {
+    let said = affirmed(&run.system) + &affirmed(&run.notes);
+    let rows = ["a2a", "alltoall", "exchange", "1f1b", "epoverlap", "hybridep+", "expertcommunication"];
+    let says = |clause: String| clause.contains("overlap") && rows.iter().any(|word| clause.contains(word));
+    said.split(';').map(squeezed).any(says)
 }
 
 /// DeepSeek's own software.
@@ -205,7 +212,11 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
         (DEEPSEEKS[2], DEEPSEEK),
         ("allgather", &["dispatch-allgather"]),
     ];
-    let named = || names.iter().find(|(name, _)| system.contains(name)).map_or(&[][..], |(_, words)| *words);
+    let notes = squeezed(&affirmed(&run.notes));
+    let in_system = names.iter().find(|(name, _)| system.contains(name));
+    // Of libraries of kernels, notes tell as well.
+    let in_notes = || names[..2].iter().find(|(name, _)| notes.contains(name));
+    let named = || in_system.or_else(in_notes).map_or(&[][..], |(_, words)| *words);
     // Where nobody who carries rows is named, they are those of the recipes.
     let own = ["dispatcher", "alltoall"].iter().any(|word| system.contains(word));
     recipe::of(run).filter(|_| named().is_empty() && !own).map_or_else(named, |r| r.words)

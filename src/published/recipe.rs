@@ -296,8 +296,13 @@ fn issued(run: &Training) -> Option<Issue> {
     let text = format!("{}; {}", run.system, run.notes);
     let [told, affirmed] = [told(&text), affirmed(&text)].map(|text| squeezed(&text));
     let has = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
-    let whole =
-        &["cudagraphofthefulliteration", "cudagraphsofthefulliteration", "fullcudagraph", "fulliterationcudagraph"];
+    let whole = &[
+        "cudagraphofthefulliteration",
+        "cudagraphsofthefulliteration",
+        "fullcudagraph",
+        "fulliterationcudagraph",
+        "fusedgroupedmlp",
+    ];
     let graphs = &["cudagraphs", "withcudagraph"];
     match () {
         () if has(&told, &["nocudagraph", "withoutcudagraph"]) => Some(Eager),

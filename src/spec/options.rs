@@ -37,6 +37,9 @@ pub struct Options {
     /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
     /// neighbouring ranks exchange, as TransformerEngine's `a2a+p2p` and USP's `use_ulysses_low` have it.
     pub ring_inside: bool,
+    /// The stages of a pipeline are neighbouring ranks and replicas of data parallelism far apart: ranks in the order tp,
+    /// cp, pp, dp in place of tp, cp, dp, pp.
+    pub pp_inside: bool,
     /// The products of a layer take operands rounded to FP8; everything else stays as it is.
     pub fp8: bool,
     /// Ulysses exchanges q, k and v one after the other, in place of one message.

@@ -199,13 +199,23 @@ pub(super) fn flops_of(model: &LlmSpec, work: &Workload) -> f64 {
 pub fn mesh(par: &Parallelism) -> Mesh {
     let (cp, up) = ((Axis::Cp, par.ring), (Axis::Up, par.ulysses));
     let [outer, inner] = if par.options.ring_inside { [up, cp] } else { [cp, up] };
-    Mesh::new(&[(Axis::Pp, par.pp), (Axis::Dp, par.dp), outer, inner, (Axis::Tp, par.tp)])
+    beside_stages(par, &[(Axis::Dp, par.dp)], &[outer, inner, (Axis::Tp, par.tp)])
 }
 
 /// The same ranks by the experts that they hold: consecutive ranks of a stage hold different ones.
 fn expert_mesh(par: &Parallelism) -> Mesh {
     let stage = par.ranks() / par.pp;
-    Mesh::new(&[(Axis::Pp, par.pp), (Axis::Edp, stage / par.ep), (Axis::Ep, par.ep)])
+    beside_stages(par, &[(Axis::Edp, stage / par.ep)], &[(Axis::Ep, par.ep)])
+}
+
+/// A mesh of the axes of a stage: `inner` ones, whose ranks are nearer to each other than stages are in any case, and
+/// `outer` ones, which stages are nearer than with `pp-inside`.
+fn beside_stages(par: &Parallelism, outer: &[(Axis, u32)], inner: &[(Axis, u32)]) -> Mesh {
+    let stages = [(Axis::Pp, par.pp)];
+    match par.options.pp_inside {
+        true => Mesh::new(&[outer, &stages, inner].concat()),
+        false => Mesh::new(&[&stages, outer, inner].concat()),
+    }
 }
 
 /// Groups of ranks that share out among themselves what each has of the same weights, where they are several.
@@ -220,7 +230,7 @@ fn shard_meshes(par: &Parallelism) -> Vec<Mesh> {
     let stage = par.ranks() / par.pp;
     let of = |inner: (Axis, u32)| {
         let ranks = stage / (groups * inner.1);
-        Mesh::new(&[(Axis::Pp, par.pp), (Axis::Dp, groups), (Axis::Shard, ranks), inner])
+        beside_stages(par, &[(Axis::Dp, groups), (Axis::Shard, ranks)], &[inner])
     };
     vec![of((Axis::Tp, par.tp)), of((Axis::Ep, par.ep))]
 }

@@ -116,6 +116,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.ring_inside,
     },
     Word {
+        name: "pp-inside",
+        about: "neighbouring ranks make a pipeline, replicas of data parallelism go across nodes: ranks in the order tp, cp, pp, dp (Megatron's use-tp-pp-dp-mapping), not tp, cp, dp, pp",
+        set: |o| o.pp_inside = true,
+        is_set: |o| o.pp_inside,
+    },
+    Word {
         name: "fp8",
         about: "products of the layers on operands rounded to FP8 (E4M3, a scale every 128)",
         set: |o| o.fp8 = true,

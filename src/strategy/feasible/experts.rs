@@ -125,6 +125,13 @@ fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
             format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
         return Err(Error::infeasible(format!("{why}; use {good}")));
     }
+    // The ranks of a stage are not consecutive, but those that share its sequences are; Megatron Core asks for the same
+    // (`decoder_rank_generator.get_ranks('pp')` and that of experts have to agree).
+    let beside = par.ring * par.ulysses * par.tp;
+    if o.pp_inside && ep != beside {
+        let why = format!("ep: {ep}, but with pp-inside experts are shared by the ring x ulysses x tp = {beside} ranks of a replica's stage");
+        return Err(Error::infeasible(format!("{why}; use ep {beside} or leave pp-inside out")));
+    }
     Ok(())
 }
 

@@ -249,6 +249,13 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
     vec![
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
+        ("pp-inside", o.pp_inside, par.pp > 1 && par.dp > 1, "pp and dp above 1"),
+        (
+            "pp-inside",
+            o.pp_inside,
+            o.shard == 0 || par.ring * par.ulysses == 1,
+            "ring and ulysses 1 where shard-N shares weights among neighbours",
+        ),
         (
             "scatter-p2p",
             o.scatter_p2p,
