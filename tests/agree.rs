@@ -4,13 +4,12 @@
 mod plans;
 
 use foretrain::cost::{Effort, Frame, cost, series_on};
-use foretrain::plan::builder::Via;
 use foretrain::plan::link::AtomTable;
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::Engines;
 use foretrain::timeline::Timeline;
-use plans::{COPY, FLAT, Host, SM, close, model, same, way, work};
+use plans::{COPY, FLAT, Host, SM, by_hand, close, model, same, way, work};
 use proptest::prelude::*;
 
 /// What holds of any timeline.
@@ -496,18 +495,8 @@ fn a_slow_cpu_sets_the_pace() {
     assert!(slow.mean().host > 0.8 * slow.step.value());
 }
 
-/// Two ranks and a program of its own: `write` fills tensors and blocks, `MANY` elements each.
+/// Elements of the tensors of plans by hand.
 const MANY: u64 = 1 << 20;
-
-fn by_hand(write: impl Fn(&mut Builder, Via)) -> Plan {
-    let par = way(1, 2, 1);
-    let mut plan = plans::plan(&model(1, 4, false), &par, &work(&par, 16, 1, 1), SM);
-    let (mut b, group) = (Builder::new(), Group::axes(&[Axis::Cp]));
-    write(&mut b, Via { group: &group, index: 0, engine: Engine::CopyEngine });
-    plan.programs = vec![Program { name: "hand".into(), ops: b.finish() }];
-    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
-    plan
-}
 
 /// Declares a tensor and fills every slot of it.
 fn filled(b: &mut Builder, name: &str, slots: u32) -> Buf {

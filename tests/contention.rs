@@ -12,7 +12,7 @@ use foretrain::sim::{Effort, Simulated, simulate};
 use foretrain::spec::*;
 use foretrain::strategy::{Engines, build};
 use foretrain::units::Bytes;
-use plans::{COPY, FLAT, Host, SM, model, pods, same, way, work};
+use plans::{COPY, FLAT, Host, SM, by_hand, model, pods, same, work};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -172,27 +172,20 @@ fn sums_that_have_waited_for_long_know_what_led_to_them() {
 /// time that the walk came to it, and is known after all.
 #[test]
 fn what_nobody_was_likely_to_ask_for_is_known_after_all() {
-    let par = way(1, 2, 1);
-    let mut plan = plans::plan(&model(1, 4, false), &par, &work(&par, 16, 1, 1), COPY);
-    let mut b = builder::Builder::new();
-    let group = Group::axes(&[Axis::Cp]);
-    let via = |index| builder::Via { group: &group, index, engine: Engine::CopyEngine };
-    let tensor =
-        |b: &mut builder::Builder, name, elems| b.tensor(name, &[elems], Dtype::F32, TensorKind::CommBuffer, 2);
-    let (large, small, sums) = (1 << 26, tensor(&mut b, "small", 1 << 20), tensor(&mut b, "sums", 1 << 31));
-    let filled = tensor(&mut b, "filled", large);
-    // More messages than a port keeps, in lines that nobody takes in one stride.
-    b.open("line");
-    b.compute("fill", Kernel::Fill { elems: large }, &[small.slot(1)], &[filled]);
-    for n in 0..8 {
-        b.hop(&format!("small.{n}"), via(0), 1, small, small.slot(1), n);
-    }
-    let line = b.close();
-    (0..90).for_each(|n| _ = b.call(&format!("line.{n}"), line, 1, &[]));
-    b.hop("sums", via(1), 1, sums, sums.slot(1), 0);
-    let ops = b.finish();
-    plan.programs = vec![Program { name: "hand".into(), ops }];
-    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
+    let plan = by_hand(|b, via| {
+        let mut tensor = |name, elems| b.tensor(name, &[elems], Dtype::F32, TensorKind::CommBuffer, 2);
+        let (large, small, sums) = (1 << 26, tensor("small", 1 << 20), tensor("sums", 1 << 31));
+        let filled = tensor("filled", large);
+        // More messages than a port keeps, in lines that nobody takes in one stride.
+        b.open("line");
+        b.compute("fill", Kernel::Fill { elems: large }, &[small.slot(1)], &[filled]);
+        for n in 0..8 {
+            b.hop(&format!("small.{n}"), via, 1, small, small.slot(1), n);
+        }
+        let line = b.close();
+        (0..90).for_each(|n| _ = b.call(&format!("line.{n}"), line, 1, &[]));
+        b.hop("sums", builder::Via { index: 1, ..via }, 1, sums, sums.slot(1), 0);
+    });
     let host = Host::of(&plan, 20.0).issuing(1e-9);
     let effort = Effort { fold: false, shared: false, ..Effort::SPANS };
     let events = simulate(&plan, host.machine(), &[], effort).unwrap().timeline;

@@ -53,7 +53,7 @@ fn plan(model: &LlmSpec, words: &str, par: Parallelism) -> Plan {
 /// Three steps, so that momenta count: the losses of all, and the weights after the last.
 fn holds(plan: &Plan) {
     let source = Source::seeded(5);
-    let (got, want) = (runs(plan, &source, STEPS), wanted(plan, &source, STEPS));
+    let (got, want) = (runs(plan, &source, STEPS, true), wanted(plan, &source, STEPS));
     for (got, want) in got.iter().zip(&want) {
         assert!((got.loss - want.loss).abs() < 1e-10, "{:?}: {} for {}", plan.about.par, got.loss, want.loss);
     }
@@ -154,7 +154,7 @@ fn interpreters_agree() {
         let played = played.timeline.step.value();
         assert!(close(played, flat.step.value()), "{played} is not {}", flat.step.value());
         let run = plan(&model, "muon", par);
-        let (atoms, last) = (AtomTable::new(&run).unwrap(), runs(&run, &Source::seeded(5), STEPS).pop().unwrap());
+        let (atoms, last) = (AtomTable::new(&run).unwrap(), runs(&run, &Source::seeded(5), STEPS, true).pop().unwrap());
         for rank in 0..run.ranks() {
             let layout = Layout::new(&run, &atoms, run.program_of(rank)).unwrap();
             assert_eq!(last.peak_bytes[rank as usize], layout.bytes, "rank {rank}");

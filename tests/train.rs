@@ -1,11 +1,10 @@
 //! Training over several steps: what persists from step to step, and that every layout of ranks learns the same.
 
-use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{self, DenseConfig, StepResult};
+mod dense;
+
+use dense::{counted, planned, runs, wanted};
 use foretrain::exec::source::Source;
-use foretrain::exec::{Job, Options, Run, train};
-use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::{Adam, Dtype, Engine, Plan, memory::Layout};
+use foretrain::plan::{Adam, Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::{Engines, build};
 
@@ -34,28 +33,6 @@ fn again(plan: &Plan, steps: u64) -> Source {
     let batch: Vec<Vec<u32>> = (0..4).map(|i| (0..=24).map(|j| (i * 7 + j * j * 3 + i * j) % 29).collect()).collect();
     assert_eq!(batch.len() as u64, plan.about.global_batch);
     Source { tokens: Some((0..steps).flat_map(|_| batch.clone()).collect()), ..Source::seeded(5) }
-}
-
-fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
-    let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), false);
-    let mut all = vec![];
-    let job = Job { source, steps, keep_last: true, watch: None };
-    train(plan, &options, &job, &mut |number, run| {
-        assert_eq!(number as usize, all.len() + 1);
-        all.push(run);
-        Ok(())
-    })
-    .expect("the plan runs");
-    all
-}
-
-fn dense(plan: &Plan, source: &Source, steps: u64) -> Vec<StepResult> {
-    let cfg = DenseConfig {
-        muon: reference::muon::pieces(plan),
-        ..DenseConfig::from(plan.model().expect("a step has a model"))
-    };
-    let batches = (1..=steps).map(|step| source.batch(plan, step));
-    reference::train(&cfg, &source.weights(plan), batches, &ADAM)
 }
 
 /// Every way of sharing a step, alone and together.
@@ -91,7 +68,7 @@ fn three_steps_lower_the_loss_alike_in_every_layout() {
     for par in layouts() {
         let plan = plan(par, Dtype::F64);
         let source = again(&plan, steps);
-        let (got, want) = (runs(&plan, &source, steps), dense(&plan, &source, steps));
+        let (got, want) = (runs(&plan, &source, steps, false), wanted(&plan, &source, steps));
         let losses: Vec<f64> = got.iter().map(|run| run.loss).collect();
         assert!(losses.windows(2).all(|pair| pair[1] < pair[0] - 0.05), "{par:?}: {losses:?}");
         for (got, want) in got.iter().zip(&want) {
@@ -112,7 +89,7 @@ fn three_steps_in_f32_stay_with_the_reference() {
     for par in layouts().into_iter().rev().take(3) {
         let plan = plan(par, Dtype::F32);
         let source = again(&plan, 3);
-        for (got, want) in runs(&plan, &source, 3).iter().zip(&dense(&plan, &source, 3)) {
+        for (got, want) in runs(&plan, &source, 3, false).iter().zip(&wanted(&plan, &source, 3)) {
             assert!((got.loss - want.loss).abs() < 1e-4, "{par:?}: {} for {}", got.loss, want.loss);
         }
     }
@@ -126,8 +103,7 @@ fn an_optimizer_in_bf16_learns_much_the_same() {
     for (at, layout) in layouts().into_iter().enumerate().filter(|(at, _)| [0, 2, 3, 4, 8, 9].contains(at)) {
         let of = |words: &str| {
             let plan = plan(Parallelism { options: words.parse().expect("words"), ..layout }, Dtype::Bf16);
-            let (atoms, all) = (AtomTable::new(&plan).expect("sound"), runs(&plan, &again(&plan, steps), steps));
-            let bytes = Layout::new(&plan, &atoms, 0).expect("sound").bytes;
+            let (bytes, all) = (planned(&plan).1[0], runs(&plan, &again(&plan, steps), steps, false));
             assert!(all.iter().all(|run| run.peak_bytes[0] == bytes), "{words}, {layout:?}");
             (all.iter().map(|run| run.loss).collect::<Vec<f64>>(), bytes)
         };
@@ -149,16 +125,7 @@ fn an_optimizer_in_bf16_learns_much_the_same() {
 fn every_step_sends_and_holds_what_the_plan_says() {
     for par in layouts() {
         let plan = plan(par, Dtype::F32);
-        let atoms = AtomTable::new(&plan).expect("sound");
-        for (number, run) in (1..).zip(runs(&plan, &Source::seeded(5), 2)) {
-            for rank in 0..plan.ranks() {
-                let line = Line::program(&plan, &atoms, plan.program_of(rank)).expect("sound");
-                let bytes = Layout::new(&plan, &atoms, plan.program_of(rank)).expect("sound").bytes;
-                let at = rank as usize;
-                assert_eq!(run.sent_bytes[at], sent_by(&plan, &line, rank), "{par:?}: rank {rank}, step {number}");
-                assert_eq!(run.peak_bytes[at], bytes, "{par:?}: rank {rank}, step {number}");
-            }
-        }
+        runs(&plan, &Source::seeded(5), 2, false).iter().for_each(|run| counted(&plan, run));
     }
 }
 
@@ -168,6 +135,6 @@ fn every_step_has_tokens_of_its_own() {
     let source = Source::seeded(5);
     let ids = |step| source.batch(&plan, step).0;
     assert_ne!(ids(1), ids(2));
-    let (got, want) = (runs(&plan, &source, 2), dense(&plan, &source, 2));
+    let (got, want) = (runs(&plan, &source, 2, false), wanted(&plan, &source, 2));
     assert!((got[1].loss - want[1].loss).abs() < 1e-12);
 }

@@ -4,6 +4,7 @@
 use foretrain::cluster::Cluster;
 use foretrain::cost::{Effort, Machine};
 use foretrain::device::Roofline;
+use foretrain::plan::builder::Via;
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::{Engines, build};
@@ -32,6 +33,17 @@ pub fn work(par: &Parallelism, seq_len: u64, micro: u64, batches: u64) -> Worklo
 pub fn plan(model: &LlmSpec, par: &Parallelism, work: &Workload, engines: Engines) -> Plan {
     let plan = build(model, work, par, engines).unwrap();
     check::check(&plan).unwrap();
+    plan
+}
+
+/// Two ranks of a ring, and a program of their own: `write` has the communicator by which they pass things on.
+pub fn by_hand(write: impl FnOnce(&mut Builder, Via)) -> Plan {
+    let par = way(1, 2, 1);
+    let mut plan = plan(&model(1, 4, false), &par, &work(&par, 16, 1, 1), SM);
+    let (mut b, group) = (Builder::new(), Group::axes(&[Axis::Cp]));
+    write(&mut b, Via { group: &group, index: 0, engine: Engine::CopyEngine });
+    plan.programs = vec![Program { name: "hand".into(), ops: b.finish() }];
+    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
     plan
 }
 

@@ -15,7 +15,7 @@
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
-//! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). [`driver`], [`blas`]
+//! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run/`). [`driver`], [`blas`]
 //! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's.
 //!
 //! What has run on an H100 and an H200 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process, other

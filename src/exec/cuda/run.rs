@@ -1,6 +1,6 @@
 //! Training on GPUs: the CPU executor's job, done by a [`Device`].
 //!
-//! Steps are held to the dense f64 reference, by a double that obeys the same commands on the CPU (`tests/cuda_run.rs`) and on an
+//! Steps are held to the dense f64 reference, by a double that obeys the same commands on the CPU (`tests/cuda_run/`) and on an
 //! H100 and an H200, where one and four ranks were right (`traces/measured`).
 
 use super::device::{Device, EventId, Operands, StreamId};

@@ -1,0 +1,71 @@
+//! Files of clusters and stacks: those that are shipped, and those that no machine can have.
+
+use crate::program::{folder, said, shipped, succeeds};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Nothing that is shipped lacks a figure that the default asks for: what does not fit, or has no fused kernel, says what
+/// to do.
+#[test]
+fn every_shipped_cluster_is_estimated_or_says_what_it_lacks() {
+    let dir = folder();
+    let clusters = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/cluster")).unwrap();
+    let names = clusters.map(|file| file.unwrap().path().file_stem().unwrap().display().to_string());
+    let mut costed = 0;
+    for name in names {
+        let (code, _, err) = said(dir.path(), &format!("estimate --cluster {name} --gpus 8"));
+        let refused = err.contains("infeasible: memory") || err.contains("add the option unfused");
+        assert!(code == 0 || code == 2 && refused, "{name}: {err}");
+        costed += usize::from(code == 0);
+    }
+    assert!(costed > 50, "{costed} clusters");
+}
+
+/// What no machine has is refused where its file is read, or where a stack meets a GPU.
+#[test]
+fn machines_that_cannot_be_are_refused() {
+    let dir = folder();
+    let edited = |kind: &str, name: &str, field: &str, value: Value| {
+        let mut file = shipped(&format!("models/{kind}/{name}.json"));
+        let (parts, last) = field.rsplit_once('/').unwrap();
+        file.pointer_mut(parts).unwrap()[last] = value;
+        fs::write(dir.path().join("mine.json"), file.to_string()).unwrap();
+    };
+    let measured = |rel_sd: f64| {
+        let lines = serde_json::json!([{"latency": "9 us", "bandwidth": "100 GB/s"}]);
+        serde_json::json!([{"op": "all_reduce", "gpus": 8, "nodes": 1, "lines": lines, "rel_sd": rel_sd, "source": "a test"}])
+    };
+    for (field, value, why) in [
+        ("/measured", measured(-5.0), "measured.rel_sd: -5 is no relative standard deviation"),
+        ("/measured", measured(1.0), "write one from 0 to below 1"),
+        ("/host/latency/value", "1000 s".into(), "host.latency: 1e3 s is not between 0 and 1000 s"),
+        ("/host/memory/value", "0 TB".into(), "host.memory: 0 is not above zero"),
+        ("/scale_out/p2p/value", "400 GB/s".into(), "scale_out.p2p: 400 GB/s is more than the 50 GB/s of the wire"),
+        ("/scale_out/several/value", "50.1 GB/s".into(), "scale_out.several: 50.1 GB/s is more than the 50 GB/s"),
+        ("/scale_out/achieved/value", "51 GB/s".into(), "scale_out.achieved: 51 GB/s is more than the 50 GB/s"),
+    ] {
+        edited("cluster", "dgx-h100", field, value);
+        let (code, _, err) = said(dir.path(), "collective --cluster ./mine.json --bytes 1m");
+        assert!(code == 2 && err.contains("mine.json: ") && err.contains(why), "{field}: {code}, {err}");
+    }
+    // Sends of a GPU that has four NICs go over all of them.
+    edited("cluster", "h100-8x400-efa", "/scale_out/several/value", "50.1 GB/s".into());
+    let (_, _, err) = said(dir.path(), "collective --cluster ./mine.json --bytes 1m");
+    assert!(
+        err.contains("scale_out.several: 50.1 GB/s is more than the 50 GB/s of the wires of a GPU together"),
+        "{err}"
+    );
+    for field in ["collective_ctas", "p2p_ctas"] {
+        edited("stack", "nccl-fa3", &format!("/{field}/value"), 133.into());
+        let why = format!("mine.json: {field}: 133: h100-sxm5 has 132 SMs; use 1 to 132");
+        for command in
+            ["estimate --gpus 8 --tp 8", "dispatch --ep 8", "collective", "attention", "crossover --out found"]
+        {
+            let (code, _, err) = said(dir.path(), &format!("{command} --stack ./mine.json"));
+            assert!(code == 2 && err.contains(&why), "{command}: {code}, {err}");
+        }
+        edited("stack", "nccl-fa3", &format!("/{field}/value"), 132.into());
+        succeeds(dir.path(), "collective --stack ./mine.json --bytes 1m");
+    }
+}

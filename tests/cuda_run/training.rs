@@ -1,0 +1,89 @@
+//! From step to step, and from checkpoint to checkpoint.
+
+use crate::checkpoint_states::{from_to, states};
+use crate::cuda_double::Double;
+use crate::cuda_emulator;
+use crate::step::{none, options, plan, steps};
+use foretrain::exec::cuda::run::train_on;
+use foretrain::exec::source::Source;
+use foretrain::exec::{Job, Run, train};
+use foretrain::plan::Plan;
+use foretrain::spec::Parallelism;
+use std::path::Path;
+
+/// Three steps of two replicas have the losses that the CPU's kernels have.
+fn goes_on(zero: u32, words: &str) {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let plan = plan(Parallelism { dp: 2, zero, options: words.parse().unwrap(), ..none() }, 1);
+    let losses: Vec<f64> = steps(&plan, &[0], 3, 1).iter().map(|run| run.loss).collect();
+    let mut want = vec![];
+    let job = Job { source: &Source::seeded(7), steps: 3, keep_last: false, watch: None };
+    train(&plan, &options(&plan, &[0]), &job, &mut |_, run| {
+        want.push(run.loss);
+        Ok(())
+    })
+    .unwrap();
+    for (got, want) in losses.iter().zip(&want) {
+        assert!((got - want).abs() < 0.005 * want, "{losses:?} are not {want:?}");
+    }
+    // Another order of what streams leave open brings the same bits.
+    let again: Vec<f64> = steps(&plan, &[0], 3, 2).iter().map(|run| run.loss).collect();
+    assert_eq!(again, losses);
+}
+
+#[test]
+fn training_goes_on_from_the_weights_that_a_step_left() {
+    goes_on(1, "default");
+}
+
+/// Without a copy in fp32 it is the weights that are updated: whole, and a share of them.
+#[test]
+fn training_goes_on_from_weights_without_a_master_copy() {
+    for (zero, words) in [(0, "no-master"), (1, "bf16-moments"), (3, "bf16-moments+no-master")] {
+        goes_on(zero, words);
+    }
+}
+
+/// Losses of steps on a double of a GPU, or on threads, from a checkpoint and to one.
+fn losses(plan: &Plan, on_gpu: bool, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<f64> {
+    let mut losses = vec![];
+    let mut each = |_, run: Run| {
+        losses.push(run.loss);
+        Ok(())
+    };
+    from_to((7, steps), load, save, |job| match on_gpu {
+        true => train_on(&mut Double::new(1, 8 << 30, 1), plan, &options(plan, &[0]), job, &mut each),
+        false => train(plan, &options(plan, &[0]), job, &mut each),
+    });
+    losses
+}
+
+/// What ranks on GPUs save they go on from to the bit; threads do, and other layouts; and what those save has every bit that it had.
+#[test]
+fn checkpoints_go_from_gpus_to_gpus_and_threads() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let sharded = plan(Parallelism { dp: 2, zero: 3, ..none() }, 1);
+    let tensor = plan(Parallelism { tp: 2, ..none() }, 2);
+    let at = |name: &str| dir.path().join(name);
+    let whole = losses(&sharded, true, 4, None, Some((&at("gpu"), 2)));
+    assert_eq!(losses(&sharded, true, 2, Some(&at("gpu")), None), whole[2..]);
+    let saved = states(&at("gpu"));
+    assert!(saved.values().all(|bytes| bytes.iter().any(|b| *b != 0)), "two steps move every state");
+    for (i, (plan, on_gpu)) in [(&sharded, false), (&tensor, true), (&tensor, false)].into_iter().enumerate() {
+        let to = at(&format!("{i}"));
+        let found = losses(plan, on_gpu, 2, Some(&at("gpu")), Some((&to, 2)));
+        assert!(states(&to) == saved, "{i}");
+        for (loss, want) in found.iter().zip(&whole[2..]) {
+            assert!((loss - want).abs() < 0.005 * want, "{i}: {found:?} are not {:?}", &whole[2..]);
+        }
+    }
+    // From threads to a GPU.
+    losses(&tensor, false, 2, None, Some((&at("threads"), 2)));
+    losses(&sharded, true, 1, Some(&at("threads")), Some((&at("back"), 2)));
+    assert!(states(&at("back")) == states(&at("threads")));
+}
