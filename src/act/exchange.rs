@@ -4,7 +4,7 @@ use super::meetings::Part;
 use super::{Acts, Gang};
 use crate::collective::LinkTime;
 use crate::collective::count::carried;
-use crate::collective::exchange::{self, Estimate, Traffic};
+use crate::collective::exchange::{self, Estimate, Setting, Traffic};
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::rows::place_of;
@@ -38,9 +38,11 @@ impl Acts<'_> {
         let found = match known {
             Some(found) => found,
             None => {
-                let (route, machine) = (self.plan.route_of(*route, gang.members[0]), self.machine);
-                let time = exchange::time(route, *algo, *phase, values, &gang.members, machine.cluster, machine.stack)?;
-                let found = Rc::new((time, exchange::traffic(route, *algo, *phase)));
+                let (route, phase) = (self.plan.route_of(*route, gang.members[0]), *phase);
+                let (cluster, stack) = (self.machine.cluster, self.machine.stack);
+                let members = &gang.members;
+                let at = Setting { route, phase, row_bytes: values, members, cluster, stack, library: None };
+                let found = Rc::new((exchange::time(&at, *algo)?, exchange::traffic(route, *algo, phase)));
                 self.exchanges.insert(asked, found.clone());
                 found
             }

@@ -3,7 +3,7 @@
 use super::config::{count, stack_of};
 use super::{Answer, Output, list_of};
 use crate::cluster::Cluster;
-use crate::collective::exchange::{self, Buffers, Estimate, Flow, Traffic};
+use crate::collective::exchange::{self, Buffers, Estimate, Flow, Setting, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::plot;
@@ -201,9 +201,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Err(Error::infeasible(why));
     }
     let members: Vec<u32> = (0..flags.ep).collect();
-    let pass = |phase, row: u64| {
-        let estimate = exchange::time(&route, algo, phase, row, &members, &cluster, &stack)?;
-        Ok::<_, Error>(Pass::new(&route, algo, phase, row, &estimate))
+    let pass = |phase, row_bytes: u64| {
+        let (route, members, cluster, stack) = (&route, &members, &cluster, &stack);
+        let at = Setting { route, phase, row_bytes, members, cluster, stack, library: None };
+        Ok::<_, Error>(Pass::new(route, algo, phase, row_bytes, &exchange::time(&at, algo)?))
     };
     let loads: Vec<f64> = (0..route.ranks).map(|r| route.expanded_rows(r)).collect();
     let found = Found {

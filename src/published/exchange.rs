@@ -11,7 +11,7 @@ use super::Shipped;
 use super::machine::Stated;
 use super::verdict::Prediction;
 use crate::cluster::Cluster;
-use crate::collective::exchange::{self, Traffic, deepep_v2, time, time_of, traffic};
+use crate::collective::exchange::{self, Setting, Traffic, deepep_v2, time, traffic};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows, Wire};
 use crate::routing::{Request, Routing};
 use names::carrier;
@@ -199,12 +199,9 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
     };
     let bytes = row.element.row_bytes(hidden);
     let members: Vec<u32> = (0..ranks).collect();
-    let seconds = |phase: Phase, bytes: u64| {
-        let estimate = match library {
-            Some(library) => time_of(library, &route, algo, phase, bytes, &members, &cluster, stack),
-            None => time(&route, algo, phase, bytes, &members, &cluster, stack),
-        };
-        let estimate = estimate.map_err(|e| e.to_string())?;
+    let seconds = |phase: Phase, row_bytes: u64| {
+        let at = Setting { route: &route, phase, row_bytes, members: &members, cluster: &cluster, stack, library };
+        let estimate = time(&at, algo).map_err(|e| e.to_string())?;
         Ok::<_, String>(match row.part {
             Part::Prepare => estimate.slowest().notify.value(),
             _ => estimate.mean().value() + if row.called { call(algo, phase) } else { 0.0 },

@@ -290,7 +290,7 @@ impl DataParallel {
 
     /// Gathers a slot of weights, which makes it whole.
     pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, whole: Buf) {
-        self.collective(b, label, self.within(), CollectiveKind::AllGather, share, whole, self.dtype);
+        b.collective(label, self.via(self.within()), CollectiveKind::AllGather, share, whole, self.dtype);
     }
 
     /// Sets a gradient to zero that is whole only for a while.
@@ -352,7 +352,7 @@ impl DataParallel {
             true => (self.within(), CollectiveKind::ReduceScatter, share),
             false => (&self.group, CollectiveKind::AllReduce, grad),
         };
-        self.collective(b, label, group, kind, grad, dst, self.grads);
+        b.collective(label, self.via(group), kind, grad, dst, self.grads);
     }
 
     /// Sums a share of a gradient over the groups that have it, when it is the sum within a group.
@@ -360,7 +360,7 @@ impl DataParallel {
         if let Some(hybrid) = self.hybrid.as_ref().filter(|_| self.sharded()) {
             let share = w.grad_share.slot(slot);
             let name = if b.keeps_names() { format!("grad_sum_across.{label}") } else { String::new() };
-            self.collective(b, &name, &hybrid.across, CollectiveKind::AllReduce, share, share, self.of_share());
+            b.collective(&name, self.via(&hybrid.across), CollectiveKind::AllReduce, share, share, self.of_share());
         }
     }
 
@@ -451,7 +451,7 @@ impl DataParallel {
     pub fn gather_new(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (share.slot(slot), w.weight.slot(slot));
-            self.collective(b, label, self.within(), CollectiveKind::AllGather, src, dst, self.dtype);
+            b.collective(label, self.via(self.within()), CollectiveKind::AllGather, src, dst, self.dtype);
         }
     }
 
@@ -475,27 +475,17 @@ impl DataParallel {
 
     /// Exchanges slices of as many slots as there are ranks for one whole slot, or back.
     pub fn exchange(&self, b: &mut Builder, label: &str, src: Buf, dst: Buf) {
-        self.collective(b, label, self.within(), CollectiveKind::AllToAll, src, dst, self.dtype);
+        b.collective(label, self.via(self.within()), CollectiveKind::AllToAll, src, dst, self.dtype);
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn collective(
-        &self,
-        b: &mut Builder,
-        label: &str,
-        group: &Group,
-        kind: CollectiveKind,
-        src: Buf,
-        dst: Buf,
-        wire: Dtype,
-    ) {
-        b.collective(label, Via { group, index: 0, engine: self.engine }, kind, src, dst, wire);
+    fn via<'g>(&self, group: &'g Group) -> Via<'g> {
+        Via { group, index: 0, engine: self.engine }
     }
 
     /// Sums a scalar over all ranks.
     pub fn sum_scalar(&self, b: &mut Builder, label: &str, scalar: Buf, dtype: Dtype) {
         if self.ranks > 1 {
-            self.collective(b, label, &self.group, CollectiveKind::AllReduce, scalar, scalar, dtype);
+            b.collective(label, self.via(&self.group), CollectiveKind::AllReduce, scalar, scalar, dtype);
         }
     }
 }

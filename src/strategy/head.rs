@@ -153,7 +153,7 @@ impl Head {
         if self.chunks == 1 {
             b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
         }
-        self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
+        self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], [self.d_normed, dx[1]], dx[0]);
     }
 
     /// Makes the logits, the loss and the gradients of some rows of the head's input, which go to `sums`; behind the

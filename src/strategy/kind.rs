@@ -363,15 +363,15 @@ impl Kind {
     fn backward(&self, b: &mut Builder, recompute: Recompute, fwd: BlockId) -> BlockId {
         b.open(&format!("{}layer_bwd", self.prefix));
         let (w, g) = self.formal_weights(b);
-        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| b.formal(name));
+        let xs = ["x", "dy", "dx"].map(|name| b.formal(name));
         let keep = self.saved.formals(b);
         if recompute == Recompute::Full && !self.layer.goes_by_chunks() {
             // The output is not needed again; it goes where the next layer's gradient will be written.
-            let mut args: Vec<Arg> = w.bufs().chain([x, dx]).map(Arg::from).collect();
+            let mut args: Vec<Arg> = w.bufs().chain([xs[0], xs[2]]).map(Arg::from).collect();
             args.extend(keep.bufs().into_iter().map(Arg::from));
             b.call("again", fwd, 1, &args);
         }
-        self.layer.backward(b, &self.scratch, [w, g], x, &keep, dy, dx);
+        self.layer.backward(b, &self.scratch, [w, g], xs, &keep);
         b.close()
     }
 

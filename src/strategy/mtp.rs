@@ -59,6 +59,14 @@ struct Module {
     dx: Buf,
 }
 
+/// What a module is given: the tokens that it looks up, the hidden states before it, and the microbatch that both are of.
+#[derive(Clone, Copy)]
+struct Given {
+    ids: Buf,
+    x: Buf,
+    microbatch: u32,
+}
+
 /// A layer of a module.
 struct Inner {
     kind: usize,
@@ -232,7 +240,8 @@ impl Step<'_> {
         let modules = self.modules.take().expect("asked for where there are some");
         let (module, depth) = (&modules.all[k], modules.all.len());
         let mut b = std::mem::take(&mut self.b);
-        b.labelled(suffix.clone(), |b| self.module_forward(b, &modules, module, targets[k], x, microbatch));
+        let given = Given { ids: targets[k], x, microbatch };
+        b.labelled(suffix.clone(), |b| self.module_forward(b, &modules, module, given));
         let layers = module.layers.len() as u32;
         let (own, table) = ([module.flat.weight, module.flat.grad], self.head_table());
         let last = k + 1 == depth;
@@ -249,13 +258,12 @@ impl Step<'_> {
         }
         let modules = self.modules.take().expect("just put back");
         let mut b = std::mem::take(&mut self.b);
-        b.labelled(suffix, |b| {
-            self.module_backward(b, &modules, &modules.all[k], targets[k], x, [residual, out], microbatch);
-        });
+        b.labelled(suffix, |b| self.module_backward(b, &modules, &modules.all[k], given, [residual, out]));
         (self.b, self.modules) = (b, Some(modules));
     }
 
-    fn module_forward(&self, b: &mut Builder, all: &Modules, module: &Module, ids: Buf, x: Buf, microbatch: u32) {
+    fn module_forward(&self, b: &mut Builder, all: &Modules, module: &Module, given: Given) {
+        let Given { ids, x, microbatch } = given;
         let (r, h, rows) = (all.norms.rows, all.hidden, &all.rows);
         let w = module.flat.weight;
         let ([token, hidden], y) = (module.normed, module.x);
@@ -271,17 +279,8 @@ impl Step<'_> {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn module_backward(
-        &self,
-        b: &mut Builder,
-        all: &Modules,
-        module: &Module,
-        ids: Buf,
-        x: Buf,
-        [residual, out]: [Buf; 2],
-        microbatch: u32,
-    ) {
+    fn module_backward(&self, b: &mut Builder, all: &Modules, module: &Module, given: Given, to: [Buf; 2]) {
+        let (Given { ids, x, microbatch }, [residual, out]) = (given, to);
         let (r, h, rows) = (all.norms.rows, all.hidden, &all.rows);
         for (i, inner) in module.layers.iter().enumerate().rev() {
             let i = i as u32;
@@ -304,9 +303,9 @@ impl Step<'_> {
         b.compute("no_residual", Kernel::Fill { elems: r * h }, &[], &[free]);
         let norm = |at: Rows| [w.at(at), g.at(at)];
         let [d_token, d_hidden] = module.d_normed;
-        all.norms.backward(b, "token_norm_bwd", module.embedded, norm(rows.token_norm), d_token, free, dy);
+        all.norms.backward(b, "token_norm_bwd", module.embedded, norm(rows.token_norm), [d_token, free], dy);
         self.embedding.backward(b, self.embed.grad, ids, dy);
-        all.norms.backward(b, "hidden_norm_bwd", x, norm(rows.hidden_norm), d_hidden, residual, out);
+        all.norms.backward(b, "hidden_norm_bwd", x, norm(rows.hidden_norm), [d_hidden, residual], out);
     }
 }
 

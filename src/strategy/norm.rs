@@ -40,8 +40,7 @@ impl Norms {
     }
 
     /// dx = residual + the norm's gradient; the gradient of the norm's weight is added to `g`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(&self, b: &mut Builder, label: &str, x: Buf, [w, g]: [Buf; 2], dy: Buf, residual: Buf, dx: Buf) {
+    pub fn backward(&self, b: &mut Builder, label: &str, x: Buf, [w, g]: [Buf; 2], [dy, residual]: [Buf; 2], dx: Buf) {
         let Norms { rows, cols, eps, bias, .. } = *self;
         let kernel = match self.kind {
             Norm::Rms => Kernel::NormBwd { rows, cols, eps },

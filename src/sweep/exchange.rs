@@ -1,7 +1,7 @@
 //! A study of exchanges: over ranks, over imbalance, over choices, and what replicas do to the load of ranks.
 
 use crate::cluster::Cluster;
-use crate::collective::exchange::{runs_on, time};
+use crate::collective::exchange::{Setting, runs_on, time};
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::routing::{Request, Routing, imbalance};
@@ -104,8 +104,10 @@ impl Question {
     fn point(&self, panel: &'static str, name: &str, x: f64, algo: ExchangeAlgo, route: &Route) -> Result<ExchangeRow> {
         let cluster = Cluster::new(&self.cluster, &self.gpu, route.ranks)?;
         let members: Vec<u32> = (0..route.ranks).collect();
-        let pass =
-            |phase, wire: Wire| time(route, algo, phase, wire.row_bytes(self.hidden), &members, &cluster, &self.stack);
+        let pass = |phase, wire: Wire| {
+            let (row_bytes, members, cluster, stack) = (wire.row_bytes(self.hidden), &members, &cluster, &self.stack);
+            time(&Setting { route, phase, row_bytes, members, cluster, stack, library: None }, algo)
+        };
         let (there, back) = (pass(Phase::Dispatch, self.dispatch)?, pass(Phase::Combine, Wire::BF16)?);
         let (dispatch, combine) = (there.slowest().total().value(), back.slowest().total().value());
         let loads: Vec<f64> = (0..route.ranks).map(|r| route.expanded_rows(r)).collect();

@@ -1,7 +1,7 @@
 //! All rows to everyone, and on the way back a reduce-scatter of full-length sums: no counts, no permutation, and
 //! more bytes than an all-to-all unless tokens choose about as many slots as there are ranks.
 
-use super::{Estimate, Hop, Limiter, Place, Via, nccl, nccl_all_to_all::rank_time, same_place};
+use super::{Estimate, Hop, Limiter, Setting, Via, nccl, nccl_all_to_all::rank_time, same_place};
 use crate::plan::CollectiveKind;
 use crate::plan::route::{Phase, Route};
 use crate::units::{Bytes, Seconds};
@@ -25,12 +25,12 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
 }
 
 /// What rows of a ring wait for: the links of a node that have less than its NICs, or the network.
-pub(super) fn limiter(at: &Place) -> Limiter {
+pub(super) fn limiter(at: &Setting) -> Limiter {
     if nccl::is_narrow_inside(at.cluster, at.stack, at.members) { Limiter::Links } else { Limiter::Network }
 }
 
 /// The time of NCCL's collective of as many bytes; where parts are ragged, the longest part sets its pace.
-pub(super) fn time(at: &Place) -> Estimate {
+pub(super) fn time(at: &Setting) -> Estimate {
     let longest = at.route.most_tokens() as f64 * f64::from(at.route.ranks);
     let bytes = Bytes::new(longest * at.row_bytes as f64);
     let kind = if at.phase == Phase::Combine { CollectiveKind::ReduceScatter } else { CollectiveKind::AllGather };

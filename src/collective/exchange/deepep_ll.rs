@@ -3,7 +3,7 @@
 //! with the hook none between the two (csrc/kernels/internode_ll.cu).
 
 use super::streamed::{Library, streamed};
-use super::{Estimate, Hop, Place, Traffic, nccl_all_to_all};
+use super::{Estimate, Hop, Setting, Traffic, nccl_all_to_all};
 use crate::plan::route::{Phase, Route};
 
 pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
@@ -21,7 +21,7 @@ pub fn sms(experts: u32, sms: u32) -> u32 {
     experts.div_ceil(experts.div_ceil(sms))
 }
 
-pub(super) fn time(at: &Place, all: &[Traffic], hook: bool) -> Estimate {
+pub(super) fn time(at: &Setting, all: &[Traffic], hook: bool) -> Estimate {
     let sms = sms(at.route.experts, at.cluster.gpu.sms.value);
     let held = if hook { 0 } else { sms };
     let library = Library { spec: at.library("deepep-v1-ll"), sms, held };

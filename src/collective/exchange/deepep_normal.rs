@@ -3,7 +3,7 @@
 //! same rank sums up what its node brings and sends one row. Half of the SMs send or forward, half receive.
 
 use super::streamed::{Library, streamed};
-use super::{Estimate, Hop, Place, Traffic, Via, same_place};
+use super::{Estimate, Hop, Setting, Traffic, Via, same_place};
 use crate::plan::route::Route;
 
 pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
@@ -29,7 +29,7 @@ pub fn wire_row(row_bytes: u64, topk: u32) -> u64 {
     (row_bytes + 8 + 8 * u64::from(topk)).next_multiple_of(16)
 }
 
-pub(super) fn time(at: &Place, all: &[Traffic], sms: u16) -> Estimate {
+pub(super) fn time(at: &Setting, all: &[Traffic], sms: u16) -> Estimate {
     let library = Library { spec: at.library("deepep-v1-normal"), sms: u32::from(sms), held: u32::from(sms) };
     streamed(at, all, &library, wire_row(at.row_bytes, at.route.topk))
 }

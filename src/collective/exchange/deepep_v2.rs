@@ -2,7 +2,7 @@
 //! does, direct goes straight to every rank. The number of SMs follows from the traffic.
 
 use super::streamed::{Library, library, streamed};
-use super::{Estimate, Hop, Place, Traffic, deepep_normal, via};
+use super::{Estimate, Hop, Setting, Traffic, deepep_normal, via};
 use crate::error::{Error, Result};
 use crate::plan::route::{Route, expected_unique};
 use crate::spec::{Architecture, ExchangeSpec};
@@ -17,7 +17,7 @@ pub fn direct(route: &Route, rank: u32) -> Vec<Hop> {
 }
 
 /// How long the exchange takes. Errors: `sms` is `None`, and the library has no rule for the GPU.
-pub(super) fn time(at: &Place, all: &[Traffic], sms: Option<u16>) -> Result<Estimate> {
+pub(super) fn time(at: &Setting, all: &[Traffic], sms: Option<u16>) -> Result<Estimate> {
     let gpu = &at.cluster.gpu;
     let sms = match sms {
         Some(sms) => u32::from(sms),

@@ -1,7 +1,7 @@
 //! Two all-to-all, one after the other: over the nodes to the same place, then within the node. Nothing is
 //! deduplicated; messages are as many times longer as a node has ranks.
 
-use super::{Estimate, Hop, Place, RankTime, Traffic, Via, nccl, nccl_all_to_all, same_place};
+use super::{Estimate, Hop, RankTime, Setting, Traffic, Via, nccl, nccl_all_to_all, same_place};
 use crate::plan::CollectiveKind;
 use crate::plan::route::{Route, Rows};
 use crate::units::Bytes;
@@ -28,7 +28,7 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
 }
 
 /// The time of two calls, one after the other: their times add up.
-pub(super) fn time(at: &Place, all: &[Traffic]) -> Estimate {
+pub(super) fn time(at: &Setting, all: &[Traffic]) -> Estimate {
     if at.route.nodes() == 1 {
         return nccl_all_to_all::time(at, all);
     }

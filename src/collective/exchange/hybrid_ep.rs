@@ -3,14 +3,14 @@
 //! the node on the way back. Ranks of one NVLink domain, be it a rack, are one node.
 
 use super::streamed::{Library, streamed};
-use super::{Estimate, Hop, Place, Traffic, deepep_normal};
+use super::{Estimate, Hop, Setting, Traffic, deepep_normal};
 use crate::plan::route::Route;
 
 pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     deepep_normal::hops(route, rank)
 }
 
-pub(super) fn time(at: &Place, all: &[Traffic], sms: u16) -> Estimate {
+pub(super) fn time(at: &Setting, all: &[Traffic], sms: u16) -> Estimate {
     let library = Library { spec: at.library("hybrid-ep"), sms: u32::from(sms), held: u32::from(sms) };
     streamed(at, all, &library, deepep_normal::wire_row(at.row_bytes, at.route.topk))
 }

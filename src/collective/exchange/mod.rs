@@ -196,37 +196,22 @@ impl Estimate {
     }
 }
 
-/// [`time`] by the constants of another library that moves rows the way of `algo`. Errors: those of [`time`].
-#[allow(clippy::too_many_arguments)]
-pub fn time_of(
-    library: &'static ExchangeSpec,
-    route: &Route,
-    algo: ExchangeAlgo,
-    phase: Phase,
-    row_bytes: u64,
-    members: &[u32],
-    cluster: &Cluster,
-    stack: &StackSpec,
-) -> Result<Estimate> {
-    timed(&Place { route, phase, row_bytes, members, cluster, stack, library: Some(library) }, algo)
+/// What [`time`] has to know of an exchange beside its algorithm.
+pub struct Setting<'a> {
+    pub route: &'a Route,
+    pub phase: Phase,
+    pub row_bytes: u64,
+    /// The ranks of the cluster, in the order of the group.
+    pub members: &'a [u32],
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+    /// A library that moves rows the same way, whose constants to use in place of the algorithm's own; `None`: its own.
+    pub library: Option<&'static ExchangeSpec>,
 }
 
-/// How long an exchange of rows of `row_bytes` takes on the ranks `members` of a cluster, in the order of the group.
-/// Every rank's time is counted from when the last one has started. Errors: members that do not fit the route, a route
-/// over nodes without a network, a GPU that the library has no rule for.
-pub fn time(
-    route: &Route,
-    algo: ExchangeAlgo,
-    phase: Phase,
-    row_bytes: u64,
-    members: &[u32],
-    cluster: &Cluster,
-    stack: &StackSpec,
-) -> Result<Estimate> {
-    timed(&Place { route, phase, row_bytes, members, cluster, stack, library: None }, algo)
-}
-
-fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
+/// How long an exchange takes. Every rank's time is counted from when the last one has started. Errors: members that do
+/// not fit the route, a route over nodes without a network, a GPU that the library has no rule for.
+pub fn time(at: &Setting, algo: ExchangeAlgo) -> Result<Estimate> {
     let (route, cluster) = (at.route, at.cluster);
     if at.members.len() != route.ranks as usize {
         let why = format!("an exchange among {} ranks on {} members", route.ranks, at.members.len());
@@ -254,19 +239,7 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
     Ok(found)
 }
 
-/// Everything that the algorithms are told of an exchange.
-struct Place<'a> {
-    route: &'a Route,
-    phase: Phase,
-    row_bytes: u64,
-    members: &'a [u32],
-    cluster: &'a Cluster,
-    stack: &'a StackSpec,
-    /// The library whose constants to use in place of the algorithm's own; `None`: its own.
-    library: Option<&'static ExchangeSpec>,
-}
-
-impl Place<'_> {
+impl Setting<'_> {
     /// The library whose constants to use: `own` unless another one was asked for.
     fn library(&self, own: &str) -> &'static ExchangeSpec {
         let out = self.cluster.spec.scale_out.as_ref().filter(|_| self.route.nodes() > 1);

@@ -1,7 +1,7 @@
 //! NCCL sends and receives in one group, as Megatron's `alltoall` dispatcher, Tutel and FastMoE do it. A token goes
 //! to a rank as often as it chose slots there. The counts go round first, and the host waits for them.
 
-use super::{Estimate, Hop, Limiter, Place, RankTime, Traffic, nccl, via};
+use super::{Estimate, Hop, Limiter, RankTime, Setting, Traffic, nccl, via};
 use crate::plan::CollectiveKind;
 use crate::plan::route::{Phase, Route};
 use crate::units::{Bytes, Seconds};
@@ -13,7 +13,7 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
 
 /// The time before a dispatch: an all-gather of the counts of all slots, and the host that reads them before it can
 /// send.
-pub(super) fn counts(at: &Place) -> Seconds {
+pub(super) fn counts(at: &Setting) -> Seconds {
     if at.phase != Phase::Dispatch {
         return Seconds::ZERO;
     }
@@ -24,7 +24,7 @@ pub(super) fn counts(at: &Place) -> Seconds {
 }
 
 /// How long the exchange takes: for every rank, the busier of its two directions, spread over its peers.
-pub(super) fn time(at: &Place, all: &[Traffic]) -> Estimate {
+pub(super) fn time(at: &Setting, all: &[Traffic]) -> Estimate {
     let notify = counts(at);
     let peers = f64::from(at.route.ranks);
     let crossing = (peers - 1.0).max(1.0);

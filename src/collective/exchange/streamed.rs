@@ -1,6 +1,6 @@
 //! The time of kernels that stream rows: their start, then the slowest of network, links and SMs, by rank.
 
-use super::{Estimate, Place, RankTime, Traffic};
+use super::{Estimate, RankTime, Setting, Traffic};
 use crate::plan::route::Phase;
 use crate::spec::{ExchangePass, ExchangeSpec, Origin, Provenance, Sourced, shipped};
 use crate::units::Seconds;
@@ -22,7 +22,7 @@ pub fn library(name: &str) -> &'static ExchangeSpec {
 }
 
 /// How long an exchange by such a library takes; `wire`: bytes of a row where it leaves the node.
-pub(super) fn streamed(at: &Place, all: &[Traffic], library: &Library, wire: u64) -> Estimate {
+pub(super) fn streamed(at: &Setting, all: &[Traffic], library: &Library, wire: u64) -> Estimate {
     let pass = if at.phase == Phase::Combine { &library.spec.combine } else { &library.spec.dispatch };
     let on = On { at, pass, sms: f64::from(library.sms.max(1)), wire: wire as f64 };
     let notify = |rank: usize| {
@@ -56,7 +56,7 @@ fn provenance(origin: Origin) -> Provenance {
 }
 
 struct On<'a> {
-    at: &'a Place<'a>,
+    at: &'a Setting<'a>,
     pass: &'a ExchangePass,
     sms: f64,
     wire: f64,

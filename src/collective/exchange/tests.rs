@@ -29,11 +29,16 @@ fn random(shape: [u32; 2], experts: u32, topk: usize, seed: u64) -> Route {
     Route::new(shape, experts, topk as u32, Counts::Listed { tokens, choices }).unwrap()
 }
 
-fn slowest(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, name: &str) -> RankTime {
+/// The time of an exchange on a shipped cluster of as many ranks as the route has.
+fn on(name: &str, route: &Route, algo: ExchangeAlgo, phase: Phase, row_bytes: u64) -> Result<Estimate> {
     let members: Vec<u32> = (0..route.ranks).collect();
-    let cluster = Cluster::shipped(name, route.ranks);
-    let stack = StackSpec::find("nccl-fa3").unwrap();
-    *time(route, algo, phase, row, &members, &cluster, &stack).unwrap().slowest()
+    let (cluster, stack) = (Cluster::shipped(name, route.ranks), StackSpec::find("nccl-fa3").unwrap());
+    let (members, cluster, stack) = (&members, &cluster, &stack);
+    time(&Setting { route, phase, row_bytes, members, cluster, stack, library: None }, algo)
+}
+
+fn slowest(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, name: &str) -> RankTime {
+    *on(name, route, algo, phase, row).unwrap().slowest()
 }
 
 /// A ring over nodes waits for whichever of links and NICs has less for it.
@@ -207,15 +212,10 @@ fn deepep_v2_takes_the_sms_of_its_table() {
 
 #[test]
 fn deepep_v2_takes_the_sms_of_the_machine_where_nobody_says() {
-    let stack = StackSpec::find("nccl-fa3").unwrap();
     let held = |sms, name: &str, ranks| {
-        let members: Vec<u32> = (0..ranks).collect();
         let both = [ExchangeAlgo::DeepepV2Hybrid { sms }, ExchangeAlgo::DeepepV2Direct { sms }];
         both.map(|algo| {
-            let route = balanced(ranks, 256, 8, 4096);
-            time(&route, algo, Phase::Dispatch, 7392, &members, &Cluster::shipped(name, ranks), &stack)
-                .map(|found| found.sms)
-                .ok()
+            on(name, &balanced(ranks, 256, 8, 4096), algo, Phase::Dispatch, 7392).map(|found| found.sms).ok()
         })
     };
     assert_eq!(held(None, "dgx-h100", 8), [Some(14); 2]);
@@ -256,11 +256,9 @@ fn what_the_libraries_assert_is_infeasible_with_a_remedy() {
 #[test]
 fn the_hook_leaves_the_sms_to_others() {
     let route = balanced(16, 256, 8, 128);
-    let members: Vec<u32> = (0..16).collect();
-    let (cluster, stack) = (Cluster::shipped("dgx-h100", 16), StackSpec::find("nccl-fa3").unwrap());
     let sms = |hook| {
         let algo = ExchangeAlgo::DeepepLowLatency { hook, slots: 128 };
-        time(&route, algo, Phase::Dispatch, 7392, &members, &cluster, &stack).unwrap().sms
+        on("dgx-h100", &route, algo, Phase::Dispatch, 7392).unwrap().sms
     };
     assert_eq!((sms(true), sms(false)), (0, 128));
 }

@@ -139,7 +139,6 @@ struct Moments {
 }
 
 /// A parameter after step `t` of its optimizer, Adam or Muon.
-#[allow(clippy::too_many_arguments)]
 fn updated(
     cfg: &DenseConfig,
     name: &str,

@@ -303,8 +303,7 @@ impl Experts {
     }
 
     /// out = the weighted sum of the outputs of each token's experts.
-    #[allow(clippy::too_many_arguments)]
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, x: Buf, out: Buf, keep: &Saved, beside: Beside) {
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, [x, out]: [Buf; 2], keep: &Saved, beside: Beside) {
         let (h, f, wide) = (self.hidden, self.ffn, self.wide());
         let [beside_dispatch, beside_combine] = beside;
         self.lend(b, s, w.experts, keep);
@@ -317,18 +316,17 @@ impl Experts {
         }
         let (to, landed) = ((keep.x(), keep.weighs), keep.codes.or(s.landed_codes));
         let from = (rows, Some(s.gates));
-        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, from, (to, landed), beside_dispatch);
+        self.to_experts(b, s, Phase::Dispatch, from, (to, landed), beside_dispatch);
         let [gate_up, down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up());
-        let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
-        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up());
+        self.shadow_matmul(b, Pass::Forward, 0, keep, [keep.x(), keep.gate_up()]);
         self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
         if let Some(codes) = keep.gate_up_codes {
             let op = ExpertOp::Quantise { layout: Layout::Experts, rows: self.rows, cols: wide };
             self.kernel(b, "gate_up_quantise", op, &[keep.gate_up()], &codes);
         }
         self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act(), down], s.y);
-        self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act(), lent_down, s.y);
+        self.shadow_matmul(b, Pass::Forward, 1, keep, [keep.act(), s.y]);
         self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
         if let Some([_, up]) = w.squeezed {
             b.compute("unsqueeze", linear(self.tokens, self.whole, h, self.fp8), &[sum, up], &[out]);
@@ -344,7 +342,6 @@ impl Experts {
     }
 
     /// dx from the gradient of the output; adds the gradients of the weights to `g`.
-    #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
         b: &mut Builder,
@@ -367,18 +364,17 @@ impl Experts {
         }
         // The rows of y are not needed again: its gradient takes their place.
         let to = ((s.y, s.d_weighs), s.landed_codes);
-        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
+        self.to_experts(b, s, Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
         let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| w.experts.at(rows));
         let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| g.experts.at(rows));
-        let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
-        self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);
+        self.shadow_matmul(b, Pass::Dx, 1, keep, [s.y, s.d_act]);
         self.gate_up_again(b, "gate_up_again", keep);
         if self.act_again {
             let again = format!("{}_again", self.act());
             self.kernel(b, &again, self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
         }
-        self.shadow_dw(b, s, 1, [h, f], [s.y, keep.act()]);
+        self.shadow_dw(b, s, 1, [s.y, keep.act()]);
         self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act(), g_down], g_down);
         let act = format!("{}_bwd", self.act());
         let reads = [keep.gate_up(), keep.weighs, s.d_act];
@@ -391,9 +387,9 @@ impl Experts {
             let (ends, values) = ([self.algo.landed(), Layout::Experts], Values::Scaled { cols: h });
             self.put(b, "expand_again", ends, values, &codes, keep.x());
         }
-        self.shadow_dw(b, s, 0, [wide, h], [s.d_gate_up, keep.x()]);
+        self.shadow_dw(b, s, 0, [s.d_gate_up, keep.x()]);
         self.matmul(b, "experts_gate_up_dx", Pass::Dx, [wide, h], &[s.d_gate_up, w_gate_up], s.y);
-        self.shadow_matmul(b, "shadow_gate_up_dx", Pass::Dx, [wide, h], s.d_gate_up, lent_up, s.y);
+        self.shadow_matmul(b, Pass::Dx, 0, keep, [s.d_gate_up, s.y]);
         self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x(), g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
         self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);

@@ -78,30 +78,26 @@ impl Experts {
         }
     }
 
-    /// Multiplies with the weights of the shadows, of part 0 (gate and up) or 1 (down).
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn shadow_matmul(
-        &self,
-        b: &mut Builder,
-        label: &str,
-        pass: Pass,
-        [n, k]: [u64; 2],
-        x: Buf,
-        weights: Option<Buf>,
-        y: Buf,
-    ) {
-        let (Some(shadow), Some(weights)) = (self.shadow, weights) else { return };
-        let (rows, slots, first, fp8) = (self.rows, shadow.slots, self.slots, self.fp8);
-        self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, first, n, k, fp8 }, &[x, weights, y], &[y]);
+    /// A product with part 0 (gate and up) or 1 (down) of the shadows.
+    fn shadow_product(&self, shadow: Shadow, pass: Pass, i: usize) -> ExpertOp {
+        let [n, k] = [[self.wide(), self.hidden], [self.hidden, self.ffn]][i];
+        ExpertOp::MatMul { pass, rows: self.rows, slots: shadow.slots, first: self.slots, n, k, fp8: self.fp8 }
+    }
+
+    /// Multiplies with the weights of the shadows, of part 0 or 1.
+    pub(super) fn shadow_matmul(&self, b: &mut Builder, pass: Pass, i: usize, keep: &Saved, [x, y]: [Buf; 2]) {
+        let (Some(shadow), Some(weights)) = (self.shadow, keep.shadow) else { return };
+        let label = format!("shadow_{}{}", ["gate_up", "down"][i], if pass == Pass::Dx { "_dx" } else { "" });
+        self.kernel(b, &label, self.shadow_product(shadow, pass, i), &[x, weights[i], y], &[y]);
     }
 
     /// Makes the gradient of part 0 or 1 of the shadows, and sends it home.
-    pub(super) fn shadow_dw(&self, b: &mut Builder, s: &Scratch, i: usize, [n, k]: [u64; 2], [dy, x]: [Buf; 2]) {
+    pub(super) fn shadow_dw(&self, b: &mut Builder, s: &Scratch, i: usize, [dy, x]: [Buf; 2]) {
         let (Some(shadow), Some(room)) = (self.shadow, &s.shadow) else { return };
         let (grad, name) = (room.grads[i], PARTS[i]);
-        b.compute(&format!("zero_shadow_{name}"), Kernel::Fill { elems: shadow.slots * n * k }, &[], &[grad]);
-        let (rows, slots, first, fp8) = (self.rows, shadow.slots, self.slots, self.fp8);
-        let op = ExpertOp::MatMul { pass: Pass::Dw, rows, slots, first, n, k, fp8 };
+        let elems = shadow.slots * self.widths()[i];
+        b.compute(&format!("zero_shadow_{name}"), Kernel::Fill { elems }, &[], &[grad]);
+        let op = self.shadow_product(shadow, Pass::Dw, i);
         self.kernel(b, &format!("shadow_{name}_dw"), op, &[dy, x, grad], &[grad]);
         self.exchange_shadows(b, format!("shadow_home_{name}"), Phase::Combine, self.grads, [grad, room.home[i]]);
     }

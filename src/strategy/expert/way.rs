@@ -17,17 +17,17 @@ impl Experts {
 
     /// Brings rows of tokens, with `choices` also a number for each of their choices, to the experts that they chose;
     /// `landed_codes`: where rows that travel in FP8 arrive.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn to_experts(
         &self,
         b: &mut Builder,
         s: &Scratch,
-        [name, label]: [&str; 2],
         phase: Phase,
         from: (Buf, Option<Buf>),
         (to, landed_codes): ((Buf, Buf), Option<[Buf; 2]>),
         beside: &mut dyn FnMut(&mut Builder),
     ) {
+        // A dispatch whose layout is known is that of a backward pass.
+        let [name, label] = if phase == Phase::CachedDispatch { ["bwd_", "dispatch_bwd"] } else { ["", "dispatch"] };
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
         if self.ranks == 1 {
             let ends = [Layout::Tokens, Layout::Experts];
@@ -74,7 +74,6 @@ impl Experts {
     }
 
     /// Brings rows of experts back to their tokens, where they are added up, and numbers of choices beside them.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn to_tokens(
         &self,
         b: &mut Builder,

@@ -4,97 +4,17 @@ use super::super::expert::Experts;
 use super::super::tensor::Chunk;
 use super::super::weights::Rows;
 use super::buffers::{Saved, Scratch};
-use super::{Flats, Layer, linear_dw, linear_dx, weight_grad, with};
+use super::forward::Forward;
+use super::{Flats, Layer, latent, linear_dw, linear_dx, weight_grad, with};
 use crate::plan::{Buf, Builder, Kernel};
 use crate::spec::Mlp;
 
 impl Layer {
-    /// dx from dy; adds the gradients of the layer's weights to `g`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
-        if self.is_chunked() {
-            return self.backward_chunks(b, s, [w, g], keep, [x, dy, dx]);
-        }
-        let keep = &keep.with_again(s);
-        let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
-        if let Some(mixer) = self.alone {
-            return self.backward_alone(b, &back, x, [dy, dx], mixer);
-        }
-        let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
-        back.norm2_again(b, keep.mid.unwrap_or(x));
-        let mid = match (&self.experts, keep.mid) {
-            (Some(experts), Some(mid)) => {
-                if self.experts_again {
-                    let normed = keep.normed2.expect("a norm before each half");
-                    b.labelled("_again".into(), |b| self.experts_of(b, s, w, normed, keep, experts));
-                }
-                back.experts(b, experts, d_branch);
-                mid
-            }
-            (_, Some(mid)) if self.is_tiled() => {
-                back.tiled_network(b, d_branch);
-                mid
-            }
-            (_, mid) => {
-                let d_output = back.down_dx(b, d_branch);
-                back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
-                let last = back.mlp(b, d_output);
-                let Some(mid) = mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
-                back.mlp_input(b, last, s.d_normed);
-                mid
-            }
-        };
-        back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
-        let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
-        let d_output = self.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
-            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.heads().d_o], self.o_row(), rows);
-        });
-        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
-        back.norm1_again(b, x);
-        if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
-            back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
-            let input = (keep.normed1(), s.input);
-            if latent.again {
-                let attn = keep.attn();
-                latent.forward(b, ls, w, input, saved, [attn.q, attn.kv], attn.index, true);
-            }
-            let d_o = latent.values_backward(b, ls, [w, g], keep.attn().o, s.heads().d_o);
-            let (dq, dkv) = self.core_backward(b, s, keep, d_o);
-            latent.backward(b, ls, [w, g], input, saved, [dq, dkv], (s.d_normed, back.sums));
-            if let Some(d_index) = s.heads().attn.d_index() {
-                latent.index_backward(b, ls, [w, g], keep.normed1(), saved, d_index);
-            }
-            return back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
-        }
-        let last = back.attention(b, d_output);
-        let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1(), s.input, last);
-        back.qkv_dx(b, false);
-        self.tp.reduce(b, "qkv_bwd_reduce", back.sums, s.d_normed);
-        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.heads().d_qkv, input, self.rows.qkv);
-        back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
-    }
-
-    /// dq and dkv of my tokens from d_o.
-    fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved, d_o: Buf) -> (Buf, Buf) {
-        if self.attends_again {
-            // It goes into the kept buffers: a checkpoint around a fused kernel saves no memory but the output's, which
-            // others need.
-            self.core.forward(b, &s.heads().attn, keep.attn(), true);
-        }
-        match (&self.ulysses, &s.heads().ulysses) {
-            (Some(ulysses), Some(us)) => {
-                let d_o = ulysses.scatter_do(b, us, d_o);
-                let grads = self.core.backward(b, &s.heads().attn, keep.attn(), d_o);
-                ulysses.gather_dqkv(b, us, grads)
-            }
-            _ => self.core.backward(b, &s.heads().attn, keep.attn(), d_o),
-        }
-    }
-
-    /// d_qkv from d_o; returns the last op.
-    fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
-        let (dq, dkv) = self.core_backward(b, s, keep, s.heads().d_o);
-        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv])
+    /// dx from x and dy, which are `xs`; adds the gradients of the layer's weights to `g`.
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], xs: [Buf; 3], keep: &Saved) {
+        let sums = s.partial.unwrap_or(s.d_normed);
+        let back = Backward { layer: self, s, w, g, keep: &keep.with_again(s), sums };
+        if self.is_chunked() { back.chunks(b, xs) } else { back.run(b, xs) }
     }
 
     /// Sums the part of a layer's gradient that tensor-parallel ranks have to add up before it is whole.
@@ -127,6 +47,7 @@ impl Layer {
 }
 
 /// One layer's backward pass under way.
+#[derive(Clone, Copy)]
 pub(super) struct Backward<'a> {
     pub(super) layer: &'a Layer,
     pub(super) s: &'a Scratch,
@@ -137,16 +58,89 @@ pub(super) struct Backward<'a> {
     pub(super) sums: Buf,
 }
 
+impl<'a> Backward<'a> {
+    /// The forward pass, for what is made again.
+    pub(super) fn again(&self) -> Forward<'a> {
+        let Backward { layer, s, w, keep, .. } = *self;
+        Forward { layer, s, w, keep, again: true }
+    }
+}
+
 impl Backward<'_> {
     pub(super) fn at(&self, r: Rows) -> Buf {
         self.w.at(r)
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
-        let grad = self.g.at(r);
-        let product = linear_dw(out, inp, self.layer.tokens(), self.layer.fp8);
-        weight_grad(b, label, product, [d, x], grad, self.s.dw);
+    /// Goes through all rows at once, not chunk by chunk.
+    fn run(&self, b: &mut Builder, [x, dy, dx]: [Buf; 3]) {
+        let Backward { layer: l, s, keep, .. } = *self;
+        if let Some(mixer) = l.alone {
+            return self.alone(b, [x, dy, dx], mixer);
+        }
+        let d_branch = self.dropout(b, "dropout2_bwd", keep.stays[usize::from(!l.parallel)], dy);
+        self.norm2_again(b, keep.mid.unwrap_or(x));
+        let mid = match (&l.experts, keep.mid) {
+            (Some(experts), Some(mid)) => {
+                if l.experts_again {
+                    b.labelled("_again".into(), |b| self.again().experts(b, experts));
+                }
+                self.experts(b, experts, d_branch);
+                mid
+            }
+            (_, Some(mid)) if l.is_tiled() => {
+                self.tiled(b, d_branch);
+                mid
+            }
+            (_, mid) => {
+                let d_output = self.down_dx(b, d_branch);
+                self.bias(b, "down_bias_bwd", l.rows.down_bias, l.norms.rows, d_branch);
+                let last = self.mlp(b, d_output);
+                let Some(mid) = mid else { return self.beside(b, x, [dy, d_branch, d_output], dx) };
+                self.mlp_input(b, last, s.d_normed);
+                mid
+            }
+        };
+        self.norm(b, "norm2_bwd", mid, l.rows.norm2(), dy, s.d_mid);
+        let d_branch = self.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
+        let d_output = self.o_proj_dx(b, d_branch);
+        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
+        self.norm1_again(b, x);
+        if let Some(latent) = l.latent(s, self.w, keep) {
+            self.latent(b, latent, d_output);
+        } else {
+            let last = self.attention(b, d_output);
+            self.qkv(b, last);
+        }
+        self.norm(b, "norm1_bwd", x, l.rows.norm1, s.d_mid, dx);
+    }
+
+    /// dq and dkv of my tokens from d_o.
+    fn core(&self, b: &mut Builder, d_o: Buf) -> (Buf, Buf) {
+        let (l, attn, room) = (self.layer, self.keep.attn(), self.s.heads());
+        if l.attends_again {
+            // It goes into the kept buffers: a checkpoint around a fused kernel saves no memory but the output's, which
+            // others need.
+            l.core.forward(b, &room.attn, attn, true);
+        }
+        match (&l.ulysses, &room.ulysses) {
+            (Some(ulysses), Some(us)) => {
+                let d_o = ulysses.scatter_do(b, us, d_o);
+                let grads = l.core.backward(b, &room.attn, attn, d_o);
+                ulysses.gather_dqkv(b, us, grads)
+            }
+            _ => l.core.backward(b, &room.attn, attn, d_o),
+        }
+    }
+
+    /// Adds to the gradient of a weight of `out` times `inp`, from all rows of the gradient of its product, and of its
+    /// input.
+    pub(super) fn dw(&self, b: &mut Builder, label: &str, [out, inp]: [u64; 2], reads: [Buf; 2], r: Rows) {
+        self.dw_of(b, label, [out, inp, self.layer.tokens()], reads, r);
+    }
+
+    /// [`dw`](Backward::dw) of `n` rows.
+    pub(super) fn dw_of(&self, b: &mut Builder, label: &str, [out, inp, n]: [u64; 3], reads: [Buf; 2], r: Rows) {
+        weight_grad(b, label, linear_dw(out, inp, n, self.layer.fp8), reads, self.g.at(r), self.s.dw);
     }
 
     /// Adds to the gradient of a bias, if there is one, from `rows` rows of the gradient of what it was added to.
@@ -184,12 +178,12 @@ impl Backward<'_> {
     /// returns the last op.
     pub(super) fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
-        let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
+        let n = l.tokens();
         let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
         if l.act_again {
-            l.activation(b, keep, "_again");
+            self.again().activation(b, "_again");
         }
-        self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
+        self.dw(b, "down_dw", [l.hidden, l.ffn], [d_output, act], l.rows.down);
         let last = self.activation(b, n, [gate_up, d_act, d_gate_up]);
         self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
         last
@@ -209,11 +203,10 @@ impl Backward<'_> {
     /// Goes from the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
     pub(super) fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
         let (l, s) = (self.layer, self.s);
-        let input = self.keep.normed2.expect("a norm before each half");
-        let input = l.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
+        let input = l.tp.gather_beside(b, "gate_up_regather", self.keep.normed2(), s.input, last);
         self.gate_up_dx(b);
         l.tp.reduce(b, "gate_up_bwd_reduce", self.sums, to);
-        self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+        self.dw(b, "gate_up_dw", [l.wide, l.hidden], [s.network().1, input], l.rows.gate_up);
     }
 
     /// Goes from the gradient of the experts' output to that of their input, in `d_normed`.
@@ -221,7 +214,7 @@ impl Backward<'_> {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
         let sums = s.partial.or(s.shared).unwrap_or(self.sums);
-        let shared = Backward { layer: l, s, w: self.w, g: self.g, keep, sums };
+        let shared = Backward { sums, ..*self };
         let last = std::cell::Cell::new(0);
         let mut first = |b: &mut Builder| {
             if l.ffn > 0 {
@@ -234,7 +227,7 @@ impl Backward<'_> {
                 shared.mlp_input(b, last.get(), to);
             }
         };
-        let (parts, bufs) = ([self.w, self.g].map(|f| l.parts(f)), [keep.normed2.expect("kept"), d_branch, s.d_normed]);
+        let (parts, bufs) = ([self.w, self.g].map(|f| l.parts(f)), [keep.normed2(), d_branch, s.d_normed]);
         if l.overlap_shared {
             experts.backward(b, scratch, parts, bufs, saved, [&mut first, &mut second]);
         } else {
@@ -254,16 +247,55 @@ impl Backward<'_> {
     /// Goes from the gradients of attention's output, projected and not, to those of q, k and v; returns the last op.
     pub(super) fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
-        let (n, h, o) = (l.tokens(), l.hidden, l.o_row());
-        self.dw(b, "o_proj_dw", h, o, d_output, keep.output(), l.rows.o);
-        let mut last = l.attention_backward(b, s, keep);
+        self.o_proj_dw(b, d_output);
+        let (dq, dkv) = self.core(b, s.heads().d_o);
+        let mut last = b.compute("rope_bwd", l.rope(true), &[dq, dkv], &[s.heads().d_qkv]);
         if let (Some(norms), Some(raw)) = (l.rows.head_norms, keep.raw_qk) {
             let grad = self.g.at(norms);
             let reads = [s.heads().d_qkv, raw, self.at(norms), grad];
             last = b.compute("qk_norm_bwd", l.head_norm(true), &reads, &[s.heads().d_qkv, grad]);
         }
-        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.heads().d_qkv);
+        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, l.tokens(), s.heads().d_qkv);
         last
+    }
+
+    /// Makes the gradient of attention's output, from a rank's share of that of its projection; returns the latter whole.
+    pub(super) fn o_proj_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
+        let (l, s) = (self.layer, self.s);
+        let (o, d_o) = (self.at(l.rows.o), s.heads().d_o);
+        l.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            self.out_dx(b, "o_proj_dx", [d, o, d_o], l.o_row(), rows);
+        })
+    }
+
+    pub(super) fn o_proj_dw(&self, b: &mut Builder, d_output: Buf) {
+        let l = self.layer;
+        self.dw(b, "o_proj_dw", [l.hidden, l.o_row()], [d_output, self.keep.output()], l.rows.o);
+    }
+
+    /// Goes from the gradients of latent attention's output, projected and not, to that of its input, in `d_normed`.
+    fn latent(&self, b: &mut Builder, pass: latent::Pass, d_output: Buf) {
+        let (s, attn) = (self.s, self.keep.attn());
+        self.o_proj_dw(b, d_output);
+        if pass.latent.again {
+            pass.forward(b, [attn.q, attn.kv], attn.index, true);
+        }
+        let back = latent::Backward { pass, g: self.g };
+        let d_o = back.values(b, attn.o, s.heads().d_o);
+        let (dq, dkv) = self.core(b, d_o);
+        back.run(b, [dq, dkv], [s.d_normed, self.sums]);
+        if let Some(d_index) = s.heads().attn.d_index() {
+            back.index(b, d_index);
+        }
+    }
+
+    /// Goes from the gradients of q, k and v to that of their input, in `d_normed`; `last` is the op before.
+    pub(super) fn qkv(&self, b: &mut Builder, last: u32) {
+        let (l, s) = (self.layer, self.s);
+        let input = l.tp.gather_beside(b, "qkv_regather", self.keep.normed1(), s.input, last);
+        self.qkv_dx(b, false);
+        l.tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
+        self.dw(b, "qkv_dw", [l.qkv_row(), l.hidden], [s.heads().d_qkv, input], l.rows.qkv);
     }
 
     /// Makes the gradient of the input of q, k and v; `adds`: to the network's gradient, where both have the same
@@ -301,22 +333,22 @@ impl Backward<'_> {
         if let (Some(norm2), Some(normed2)) = (l.rows.norm2, keep.normed2) {
             let input = tp.gather_beside(b, "gate_up_regather", normed2, s.input, last);
             tp.reduce(b, "gate_up_bwd_reduce", self.sums, s.d_normed);
-            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+            self.dw(b, "gate_up_dw", [l.wide, l.hidden], [s.network().1, input], l.rows.gate_up);
             self.norm(b, "norm2_bwd", x, norm2, dy, s.d_mid);
             residual = s.d_mid;
         }
         let input = tp.gather_beside(b, "qkv_regather", keep.normed1(), s.input, last);
         self.qkv_dx(b, keep.normed2.is_none());
         tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
-        self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.heads().d_qkv, input, l.rows.qkv);
+        self.dw(b, "qkv_dw", [l.qkv_row(), l.hidden], [s.heads().d_qkv, input], l.rows.qkv);
         if keep.normed2.is_none() {
-            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+            self.dw(b, "gate_up_dw", [l.wide, l.hidden], [s.network().1, input], l.rows.gate_up);
         }
         self.norm(b, "norm1_bwd", x, l.rows.norm1, residual, dx);
     }
 
     pub(super) fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
         let weights = [self.at(r), self.g.at(r)];
-        self.layer.norms.backward(b, label, x, weights, self.s.d_normed, residual, dx);
+        self.layer.norms.backward(b, label, x, weights, [self.s.d_normed, residual], dx);
     }
 }

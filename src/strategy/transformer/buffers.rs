@@ -135,6 +135,10 @@ impl Saved {
     pub(super) fn normed1(&self) -> Buf {
         self.normed1.expect("there is a norm before a mixer of tokens")
     }
+
+    pub(super) fn normed2(&self) -> Buf {
+        self.normed2.expect("there is a norm before the second half")
+    }
 }
 
 /// The buffers that attention works in.

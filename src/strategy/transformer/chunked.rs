@@ -2,9 +2,10 @@
 
 use super::super::attention::{self, Core};
 use super::super::fpdt::{Chunked, Scratch as Waiting};
+use super::Layer;
 use super::backward::Backward;
 use super::buffers::{Saved, Scratch};
-use super::{Flats, Layer};
+use super::forward::Forward;
 use crate::plan::{Buf, Builder, Kernel};
 
 impl Layer {
@@ -23,41 +24,6 @@ impl Layer {
         x.rows(chunk as u64 * rows, (chunk as u64 + 1) * rows)
     }
 
-    pub(super) fn forward_chunks(&self, b: &mut Builder, s: &Scratch, w: Flats, [x, x_out]: [Buf; 2], keep: &Saved) {
-        self.begin(b, "x_begin", x_out);
-        for (at, chunk) in self.chunks.iter().enumerate() {
-            let xs = [x, x_out].map(|x| self.rows_of(at, x));
-            b.labelled(format!(".{at}"), |b| chunk.forward_at_once(b, s, w, xs, &keep.in_turn(at), false));
-        }
-    }
-
-    /// Runs the backward pass chunk by chunk; `dx` is used first for the outputs that are computed again.
-    pub(super) fn backward_chunks(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        [w, g]: [Flats; 2],
-        keep: &Saved,
-        [x, dy, dx]: [Buf; 3],
-    ) {
-        self.begin(b, "dx_begin", dx);
-        self.begin(b, "d_mid_begin", s.d_mid);
-        for (at, chunk) in self.chunks.iter().enumerate() {
-            let (keep, [x, dy, dx, d_mid]) = (keep.in_turn(at), [x, dy, dx, s.d_mid].map(|x| self.rows_of(at, x)));
-            b.labelled(format!(".{at}"), |b| {
-                chunk.forward_at_once(b, s, w, [x, dx], &keep, true);
-                let back = Backward { layer: chunk, s, w, g, keep: &keep, sums: s.d_normed };
-                chunk.to_attention(b, &back, dy, d_mid);
-            });
-        }
-        let mut turn = 0;
-        for (at, chunk) in self.chunks.iter().enumerate() {
-            let [x, dx, d_mid] = [x, dx, s.d_mid].map(|x| self.rows_of(at, x));
-            let back = Backward { layer: chunk, s, w, g, keep, sums: s.d_normed };
-            b.labelled(format!(".{at}"), |b| chunk.attention_back(b, &back, &mut turn, [x, d_mid, dx]));
-        }
-    }
-
     /// Sets all rows at once to zero before chunks write theirs; what was there is not needed any more. (DeepSpeed's
     /// zeros.)
     fn begin(&self, b: &mut Builder, label: &str, to: Buf) {
@@ -70,44 +36,77 @@ impl Layer {
             _ => unreachable!("the layer of a chunk has the attention of one"),
         }
     }
+}
+
+impl Forward<'_> {
+    pub(super) fn chunks(&self, b: &mut Builder, [x, x_out]: [Buf; 2]) {
+        let l = self.layer;
+        l.begin(b, "x_begin", x_out);
+        for (at, layer) in l.chunks.iter().enumerate() {
+            let (keep, xs) = (&self.keep.in_turn(at), [x, x_out].map(|x| l.rows_of(at, x)));
+            b.labelled(format!(".{at}"), |b| Forward { layer, keep, again: false, ..*self }.run(b, xs));
+        }
+    }
+}
+
+impl Backward<'_> {
+    /// Runs the backward pass chunk by chunk; `dx` is used first for the outputs that are computed again.
+    pub(super) fn chunks(&self, b: &mut Builder, [x, dy, dx]: [Buf; 3]) {
+        let (l, d_mid) = (self.layer, self.s.d_mid);
+        l.begin(b, "dx_begin", dx);
+        l.begin(b, "d_mid_begin", d_mid);
+        for (at, layer) in l.chunks.iter().enumerate() {
+            let (keep, [x, dy, dx, d_mid]) = (&self.keep.in_turn(at), [x, dy, dx, d_mid].map(|x| l.rows_of(at, x)));
+            let back = Backward { layer, keep, ..*self };
+            b.labelled(format!(".{at}"), |b| {
+                back.again().run(b, [x, dx]);
+                back.above_attention(b, dy, d_mid);
+            });
+        }
+        let mut turn = 0;
+        for (at, layer) in l.chunks.iter().enumerate() {
+            let xs = [x, d_mid, dx].map(|x| l.rows_of(at, x));
+            b.labelled(format!(".{at}"), |b| Backward { layer, ..*self }.below_attention(b, &mut turn, xs));
+        }
+    }
 
     /// Goes from the gradient of a chunk's output to that of its attention's output, which waits in the host's memory.
-    fn to_attention(&self, b: &mut Builder, back: &Backward, dy: Buf, d_mid: Buf) {
-        let (s, keep) = (back.s, back.keep);
-        let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[1], dy);
-        let d_output = back.down_dx(b, d_branch);
-        back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
-        let last = back.mlp(b, d_output);
-        back.mlp_input(b, last, s.d_normed);
+    fn above_attention(&self, b: &mut Builder, dy: Buf, d_mid: Buf) {
+        let Backward { layer: l, s, keep, .. } = *self;
+        let d_branch = self.dropout(b, "dropout2_bwd", keep.stays[1], dy);
+        let d_output = self.down_dx(b, d_branch);
+        self.bias(b, "down_bias_bwd", l.rows.down_bias, l.norms.rows, d_branch);
+        let last = self.mlp(b, d_output);
+        self.mlp_input(b, last, s.d_normed);
         let mid = keep.mid.expect("halves one behind the other");
-        back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, d_mid);
-        let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], d_mid);
-        back.out_dx(b, "o_proj_dx", [d_branch, back.at(self.rows.o), s.heads().d_o], self.o_row(), self.tp.all());
-        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
-        back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_branch, keep.output(), self.rows.o);
-        let d_o = match (&self.ulysses, &s.heads().ulysses) {
+        self.norm(b, "norm2_bwd", mid, l.rows.norm2(), dy, d_mid);
+        let d_branch = self.dropout(b, "dropout1_bwd", keep.stays[0], d_mid);
+        self.out_dx(b, "o_proj_dx", [d_branch, self.at(l.rows.o), s.heads().d_o], l.o_row(), l.tp.all());
+        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
+        self.o_proj_dw(b, d_branch);
+        let d_o = match (&l.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => ulysses.scatter_do(b, us, s.heads().d_o),
             _ => s.heads().d_o,
         };
-        let (core, waiting) = self.chunked(s);
+        let (core, waiting) = l.chunked(s);
         core.keep_gradient(b, waiting, keep.attn().o, d_o);
     }
 
     /// Goes from the gradients of a chunk's queries, keys and values to that of its input.
-    fn attention_back(&self, b: &mut Builder, back: &Backward, turn: &mut u32, [x, d_mid, dx]: [Buf; 3]) {
-        let (s, keep) = (back.s, back.keep);
-        let (core, waiting) = self.chunked(s);
+    fn below_attention(&self, b: &mut Builder, turn: &mut u32, [x, d_mid, dx]: [Buf; 3]) {
+        let Backward { layer: l, s, keep, .. } = *self;
+        let (core, waiting) = l.chunked(s);
         let grads = core.backward(b, waiting, turn);
-        let (dq, dkv) = match (&self.ulysses, &s.heads().ulysses) {
+        let (dq, dkv) = match (&l.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => ulysses.gather_dqkv(b, us, grads),
             _ => grads,
         };
-        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv]);
-        back.bias(b, "qkv_bias_bwd", self.rows.qkv_bias, self.tokens(), s.heads().d_qkv);
-        self.norms.forward(b, "norm1_again", x, back.at(self.rows.norm1), keep.normed1());
-        back.qkv_dx(b, false);
-        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.heads().d_qkv, keep.normed1(), self.rows.qkv);
-        back.norm(b, "norm1_bwd", x, self.rows.norm1, d_mid, dx);
+        b.compute("rope_bwd", l.rope(true), &[dq, dkv], &[s.heads().d_qkv]);
+        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, l.tokens(), s.heads().d_qkv);
+        l.norms.forward(b, "norm1_again", x, self.at(l.rows.norm1), keep.normed1());
+        self.qkv_dx(b, false);
+        self.dw(b, "qkv_dw", [l.qkv_row(), l.hidden], [s.heads().d_qkv, keep.normed1()], l.rows.qkv);
+        self.norm(b, "norm1_bwd", x, l.rows.norm1, d_mid, dx);
     }
 }
 

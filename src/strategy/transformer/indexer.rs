@@ -100,7 +100,6 @@ impl Indexer {
     }
 
     /// Adds the gradients of the indexer's weights to `g`, from those of its queries, keys and weights of heads.
-    #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &self,
         b: &mut Builder,

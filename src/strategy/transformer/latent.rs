@@ -213,6 +213,26 @@ impl Latent {
         [self.heads * self.qk(), self.heads * (self.mla.nope_dim + self.mla.v_dim)]
     }
 
+    /// The product that compresses queries, and the norm behind it; `None` where queries are projected at once.
+    fn q_down(&self) -> Option<(Projection, Rows)> {
+        let ([at, norm], cols) = (self.rows.q?, self.mla.q_lora?);
+        Some((Projection { name: "q_down", at, cols, width: self.hidden }, norm))
+    }
+
+    fn kv_down(&self) -> (Projection, Rows) {
+        let ([at, norm], cols) = (self.rows.kv, self.mla.kv_lora + self.mla.rope_dim);
+        (Projection { name: "kv_down", at, cols, width: self.hidden }, norm)
+    }
+
+    fn q_up(&self) -> Projection {
+        let width = self.mla.q_lora.unwrap_or(self.hidden);
+        Projection { name: "q_up", at: self.rows.q_up, cols: self.ups()[0], width }
+    }
+
+    fn kv_up(&self) -> Projection {
+        Projection { name: "kv_up", at: self.rows.kv_up, cols: self.ups()[1], width: self.mla.kv_lora }
+    }
+
     pub fn saved(&self, keep: &mut dyn FnMut(&str, u64, u64, Dtype) -> Buf) -> Saved {
         let (r, kl, dtype) = (self.share, self.mla.kv_lora, self.dtype);
         Saved {
@@ -267,47 +287,11 @@ impl Latent {
         Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta, backward, scaling }
     }
 
-    fn norm(&self, cols: u64, rest: u64) -> Kernel {
-        Kernel::LatentNorm { rows: self.share, cols, rest, eps: MlaSpec::NORM_EPS }
-    }
-
-    /// Makes q and kv in `to` as attention takes them, for my heads; `x` is my share of the layer's normed input; with
-    /// `again` from the compressed rows, for the backward pass.
-    #[allow(clippy::too_many_arguments)]
-    pub fn forward(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        w: Flats,
-        x: (Buf, Room),
-        keep: &Saved,
-        to: [Buf; 2],
-        index: Option<Index>,
-        again: bool,
-    ) {
-        self.make(b, s, w, x, keep, to, again);
-        self.index(b, w, x.0, keep, index, again);
-    }
-
-    /// Makes the indexer's input, if there is an indexer.
-    fn index(&self, b: &mut Builder, w: Flats, x: Buf, keep: &Saved, to: Option<Index>, again: bool) {
-        if let (Some(indexer), Some(saved), Some(q), Some(to)) = (&self.indexer, &keep.index, keep.q, to) {
-            indexer.forward(b, w, [x, q.normed], saved, to, again);
-        }
-    }
-
-    /// Adds the gradients of the indexer's weights, from those of its queries, keys and weights of heads.
-    pub fn index_backward(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        flats: [Flats; 2],
-        x: Buf,
-        keep: &Saved,
-        d_index: [Buf; 3],
-    ) {
-        if let (Some(indexer), Some(s), Some(saved), Some(q)) = (&self.indexer, &s.index, &keep.index, keep.q) {
-            indexer.backward(b, s, flats, [x, q.normed], saved, d_index);
+    fn norm(&self, cols: u64, rest: u64, backward: bool) -> Kernel {
+        let (rows, eps) = (self.share, MlaSpec::NORM_EPS);
+        match backward {
+            false => Kernel::LatentNorm { rows, cols, rest, eps },
+            true => Kernel::LatentNormBwd { rows, cols, rest, eps },
         }
     }
 
@@ -340,163 +324,178 @@ impl Latent {
     fn joined_keys(&self, backward: bool) -> Kernel {
         Kernel::Sparse(SparseKernel::Join { turn: self.part_turn(1, self.mla.kv_lora), backward })
     }
+}
 
-    /// Makes values of heads from attention's output, where that is compressed.
-    pub fn values(&self, b: &mut Builder, w: Flats, from: Buf, to: Buf) {
-        if self.indexer.is_some() {
-            b.compute("values", self.product(Half::Value, Product::Forward), &[from, w.at(self.rows.kv_up)], &[to]);
+/// A product with a weight: `cols` columns from rows of `width`.
+#[derive(Clone, Copy)]
+struct Projection {
+    name: &'static str,
+    at: Rows,
+    cols: u64,
+    width: u64,
+}
+
+/// A layer's latent attention in a pass under way.
+#[derive(Clone, Copy)]
+pub struct Pass<'a> {
+    pub latent: &'a Latent,
+    pub s: &'a Scratch,
+    pub w: Flats,
+    pub keep: &'a Saved,
+    /// My share of the layer's normed input, and room for all rows of it.
+    pub input: (Buf, Room),
+}
+
+impl Pass<'_> {
+    /// Makes q and kv in `to` as attention takes them, for my heads, and the indexer's input in `index`, if there is an
+    /// indexer; with `again` from the compressed rows, for the backward pass.
+    pub fn forward(&self, b: &mut Builder, to: [Buf; 2], index: Option<Index>, again: bool) {
+        self.make(b, to, again);
+        let (l, keep) = (self.latent, self.keep);
+        if let (Some(indexer), Some(saved), Some(q), Some(to)) = (&l.indexer, &keep.index, keep.q, index) {
+            indexer.forward(b, self.w, [self.input.0, q.normed], saved, to, again);
         }
     }
 
-    /// The gradient of attention's output, from that of the values of heads.
-    pub fn values_backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], o: Buf, d_o: Buf) -> Buf {
-        let Some(to) = s.d_values else { return d_o };
-        let [weight, grad] = [w, g].map(|flat| flat.at(self.rows.kv_up));
-        b.compute("values_dx", self.product(Half::Value, Product::Dx), &[d_o, weight], &[to]);
-        b.compute("values_dw", self.product(Half::Value, Product::Dw), &[d_o, o, grad], &[grad]);
-        to
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn make(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        w: Flats,
-        (x, room): (Buf, Room),
-        keep: &Saved,
-        to: [Buf; 2],
-        again: bool,
-    ) {
-        let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
-        let down = |b: &mut Builder, label: &str, cols, weight, y| {
-            if !again {
-                b.compute(label, linear(self.share, cols, self.hidden, self.fp8), &[x, weight], &[y]);
+    fn make(&self, b: &mut Builder, to: [Buf; 2], again: bool) {
+        let Pass { latent: l, s, w, keep, .. } = *self;
+        let (queries, MlaSpec { kv_lora: kl, rope_dim: dr, .. }) = (keep.heads.unwrap_or(s.q), l.mla);
+        match (l.q_down(), keep.q) {
+            (Some((down, norm)), Some(q)) => {
+                if !again {
+                    self.down(b, down, q.down);
+                }
+                b.compute("q_norm", l.norm(down.cols, 0, false), &[q.down, w.at(norm)], &[q.normed]);
+                self.up(b, l.q_up(), (q.normed, s.rooms.q.flatten()), queries);
             }
-        };
-        let up =
-            |b: &mut Builder, label: &str, [from, room]: [Option<Buf>; 2], [cols, width]: [u64; 2], weight, y: Buf| {
-                let from = from.expect("there is an input");
-                self.tp.gathered(b, &format!("{label}_gather"), from, room, |b, input, rows| {
-                    let kernel = linear(rows.count(), cols, width, self.fp8);
-                    b.compute(&rows.label(label), kernel, &[rows.of(input), weight], &[rows.of(y)]);
-                });
-            };
-        let queries = keep.heads.unwrap_or(s.q);
-        match (self.rows.q, keep.q, self.mla.q_lora) {
-            (Some([weight, norm]), Some(q), Some(ql)) => {
-                down(b, "q_down", ql, w.at(weight), q.down);
-                b.compute("q_norm", self.norm(ql, 0), &[q.down, w.at(norm)], &[q.normed]);
-                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], w.at(self.rows.q_up), queries);
-            }
-            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], w.at(self.rows.q_up), queries),
+            _ => self.up(b, l.q_up(), self.input, queries),
         }
-        let [weight, norm] = self.rows.kv;
-        down(b, "kv_down", kl + dr, w.at(weight), keep.kv.down);
-        b.compute("kv_norm", self.norm(kl, dr), &[keep.kv.down, w.at(norm)], &[keep.kv.normed, s.k]);
-        if self.indexer.is_some() {
-            b.compute("q_rope", self.turned_queries(false), &[queries], &[queries]);
-            let absorb = self.product(Half::Key, Product::Forward);
-            b.compute("q_absorb", absorb, &[queries, w.at(self.rows.kv_up)], &[to[0]]);
-            b.compute("kv_join", self.joined_keys(false), &[keep.kv.normed, s.k], &[to[1]]);
+        let (down, norm) = l.kv_down();
+        if !again {
+            self.down(b, down, keep.kv.down);
+        }
+        b.compute("kv_norm", l.norm(kl, dr, false), &[keep.kv.down, w.at(norm)], &[keep.kv.normed, s.k]);
+        if l.indexer.is_some() {
+            b.compute("q_rope", l.turned_queries(false), &[queries], &[queries]);
+            let absorb = l.product(Half::Key, Product::Forward);
+            b.compute("q_absorb", absorb, &[queries, w.at(l.rows.kv_up)], &[to[0]]);
+            b.compute("kv_join", l.joined_keys(false), &[keep.kv.normed, s.k], &[to[1]]);
             return;
         }
-        up(b, "kv_up", [Some(keep.kv.normed), s.rooms.kv], [kv_up, kl], w.at(self.rows.kv_up), s.kv);
-        let k = self.tp.gather(b, "k_gather", s.k, s.rooms.k);
-        b.compute("rope", self.turn(false), &[s.q, s.kv, k], &to);
+        self.up(b, l.kv_up(), (keep.kv.normed, s.rooms.kv), s.kv);
+        let k = l.tp.gather(b, "k_gather", s.k, s.rooms.k);
+        b.compute("rope", l.turn(false), &[s.q, s.kv, k], &to);
     }
 
-    /// Makes the gradient of my share of the layer's normed input in `dx`; adds the weights' gradients to `g`. `room`
-    /// and `sums` are for all rows of the input and of its gradient.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(
-        &self,
-        b: &mut Builder,
-        s: &Scratch,
-        [w, g]: [Flats; 2],
-        (x, room): (Buf, Room),
-        keep: &Saved,
-        [dq, dkv]: [Buf; 2],
-        (dx, sums): (Buf, Buf),
-    ) {
-        let back = Backward { latent: self, w, g };
-        let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
-        let last = if let Some(queries) = keep.heads {
-            let [weight, grad] = back.both(self.rows.kv_up);
-            b.compute("q_absorb_dx", self.product(Half::Key, Product::Dx), &[dq, weight], &[s.d_q]);
-            b.compute("q_absorb_dw", self.product(Half::Key, Product::Dw), &[queries, dq, grad], &[grad]);
-            b.compute("kv_join_bwd", self.joined_keys(true), &[dkv], &[s.d_normed.kv, s.d_normed.k]);
-            b.compute("q_rope_bwd", self.turned_queries(true), &[s.d_q], &[s.d_q])
-        } else {
-            let d_k = s.sums.k.unwrap_or(s.d_normed.k);
-            let last = b.compute("rope_bwd", self.turn(true), &[dq, dkv], &[s.d_q, s.d_kv, d_k]);
-            self.tp.reduce(b, "k_bwd_reduce", d_k, s.d_normed.k);
-            let d_kv = [s.d_kv, s.sums.kv.unwrap_or(s.d_normed.kv), s.d_normed.kv];
-            back.up(b, "kv_up", [kv_up, kl], (keep.kv.normed, s.rooms.kv), d_kv, self.rows.kv_up, last);
-            last
-        };
-        let [kv_down, kv_norm] = self.rows.kv;
-        let d_kv_down = s.d_down[1].expect("keys and values are compressed");
-        back.norm(b, "kv_norm_bwd", [kl, dr], &keep.kv, kv_norm, &[s.d_normed.kv, s.d_normed.k], d_kv_down);
-        match (self.rows.q, keep.q, self.mla.q_lora, s.d_normed.q, s.d_down[0]) {
-            (Some([down, norm]), Some(q), Some(ql), Some(d_normed), Some(d_down)) => {
-                let d_q = [s.d_q, s.sums.q.flatten().unwrap_or(d_normed), d_normed];
-                back.up(b, "q_up", [q_up, ql], (q.normed, s.rooms.q.flatten()), d_q, self.rows.q_up, last);
-                back.norm(b, "q_norm_bwd", [ql, 0], &q, norm, &[d_normed], d_down);
-                back.down(b, "q_down", ql, down, x, [d_down, dx], false);
-            }
-            _ => back.up(b, "q_up", [q_up, self.hidden], (x, room), [s.d_q, sums, dx], self.rows.q_up, last),
+    /// Goes to compressed rows of my share of the tokens.
+    fn down(&self, b: &mut Builder, down: Projection, y: Buf) {
+        let l = self.latent;
+        let kernel = linear(l.share, down.cols, down.width, l.fp8);
+        b.compute(down.name, kernel, &[self.input.0, self.w.at(down.at)], &[y]);
+    }
+
+    /// Goes to columns of my heads, of all tokens, from my share of the rows and room for all of them.
+    fn up(&self, b: &mut Builder, up: Projection, (from, room): (Buf, Room), y: Buf) {
+        let (l, weight) = (self.latent, self.w.at(up.at));
+        l.tp.gathered(b, &format!("{}_gather", up.name), from, room, |b, input, rows| {
+            let kernel = linear(rows.count(), up.cols, up.width, l.fp8);
+            b.compute(&rows.label(up.name), kernel, &[rows.of(input), weight], &[rows.of(y)]);
+        });
+    }
+
+    /// Makes values of heads from attention's output, where that is compressed.
+    pub fn values(&self, b: &mut Builder, from: Buf, to: Buf) {
+        let l = self.latent;
+        if l.indexer.is_some() {
+            b.compute("values", l.product(Half::Value, Product::Forward), &[from, self.w.at(l.rows.kv_up)], &[to]);
         }
-        back.down(b, "kv_down", kl + dr, kv_down, x, [d_kv_down, dx], true);
     }
 }
 
-struct Backward<'a> {
-    latent: &'a Latent,
-    w: Flats,
-    g: Flats,
+/// A layer's latent attention in a backward pass under way, which adds the gradients of weights to `g`.
+pub struct Backward<'a> {
+    pub pass: Pass<'a>,
+    pub g: Flats,
 }
 
 impl Backward<'_> {
+    /// The gradient of attention's output, from that of the values of heads.
+    pub fn values(&self, b: &mut Builder, o: Buf, d_o: Buf) -> Buf {
+        let l = self.pass.latent;
+        let Some(to) = self.pass.s.d_values else { return d_o };
+        let [weight, grad] = self.both(l.rows.kv_up);
+        b.compute("values_dx", l.product(Half::Value, Product::Dx), &[d_o, weight], &[to]);
+        b.compute("values_dw", l.product(Half::Value, Product::Dw), &[d_o, o, grad], &[grad]);
+        to
+    }
+
+    /// Adds the gradients of the indexer's weights, from those of its queries, keys and weights of heads.
+    pub fn index(&self, b: &mut Builder, d_index: [Buf; 3]) {
+        let Pass { latent, s, w, keep, input: (x, _) } = self.pass;
+        if let (Some(indexer), Some(s), Some(saved), Some(q)) = (&latent.indexer, &s.index, &keep.index, keep.q) {
+            indexer.backward(b, s, [w, self.g], [x, q.normed], saved, d_index);
+        }
+    }
+
+    /// Makes the gradient of my share of the layer's normed input in `dx`; `sums` is for sums of the gradient of all
+    /// rows.
+    pub fn run(&self, b: &mut Builder, [dq, dkv]: [Buf; 2], [dx, sums]: [Buf; 2]) {
+        let Pass { latent: l, s, keep, input, .. } = self.pass;
+        let last = if let Some(queries) = keep.heads {
+            let [weight, grad] = self.both(l.rows.kv_up);
+            b.compute("q_absorb_dx", l.product(Half::Key, Product::Dx), &[dq, weight], &[s.d_q]);
+            b.compute("q_absorb_dw", l.product(Half::Key, Product::Dw), &[queries, dq, grad], &[grad]);
+            b.compute("kv_join_bwd", l.joined_keys(true), &[dkv], &[s.d_normed.kv, s.d_normed.k]);
+            b.compute("q_rope_bwd", l.turned_queries(true), &[s.d_q], &[s.d_q])
+        } else {
+            let d_k = s.sums.k.unwrap_or(s.d_normed.k);
+            let last = b.compute("rope_bwd", l.turn(true), &[dq, dkv], &[s.d_q, s.d_kv, d_k]);
+            l.tp.reduce(b, "k_bwd_reduce", d_k, s.d_normed.k);
+            let d_kv = [s.d_kv, s.sums.kv.unwrap_or(s.d_normed.kv), s.d_normed.kv];
+            self.up(b, l.kv_up(), (keep.kv.normed, s.rooms.kv), d_kv, last);
+            last
+        };
+        let (kv_down, kv_norm) = l.kv_down();
+        let [w, g] = self.both(kv_norm);
+        let d_kv_down = s.d_down[1].expect("keys and values are compressed");
+        let kernel = l.norm(l.mla.kv_lora, l.mla.rope_dim, true);
+        b.compute("kv_norm_bwd", kernel, &[keep.kv.down, w, g, s.d_normed.kv, s.d_normed.k], &[d_kv_down, g]);
+        match (l.q_down(), keep.q, s.d_normed.q, s.d_down[0]) {
+            (Some((down, norm)), Some(q), Some(d_normed), Some(d_down)) => {
+                let d_q = [s.d_q, s.sums.q.flatten().unwrap_or(d_normed), d_normed];
+                self.up(b, l.q_up(), (q.normed, s.rooms.q.flatten()), d_q, last);
+                let [w, g] = self.both(norm);
+                b.compute("q_norm_bwd", l.norm(down.cols, 0, true), &[q.down, w, g, d_normed], &[d_down, g]);
+                self.down(b, down, [d_down, dx], false);
+            }
+            _ => self.up(b, l.q_up(), input, [s.d_q, sums, dx], last),
+        }
+        self.down(b, kv_down, [d_kv_down, dx], true);
+    }
+
     fn both(&self, r: Rows) -> [Buf; 2] {
-        [self.w, self.g].map(|flat| flat.at(r))
+        [self.pass.w, self.g].map(|flat| flat.at(r))
     }
 
-    /// Goes from the gradient of `cols` columns to that of `width`, summed over the ranks' heads; `d` are the former,
-    /// room for sums of the latter, and my share of these.
-    #[allow(clippy::too_many_arguments)]
-    fn up(
-        &self,
-        b: &mut Builder,
-        label: &str,
-        [cols, width]: [u64; 2],
-        (input, room): (Buf, Room),
-        [d, sums, share]: [Buf; 3],
-        at: Rows,
-        last: u32,
-    ) {
-        let (l, [w, g]) = (self.latent, self.both(at));
-        let input = l.tp.gather_beside(b, &format!("{label}_regather"), input, room, last);
-        b.compute(&format!("{label}_dx"), linear_dx(l.tokens, width, cols, l.fp8), &[d, w], &[sums]);
-        l.tp.reduce(b, &format!("{label}_bwd_reduce"), sums, share);
-        b.compute(&format!("{label}_dw"), linear_dw(cols, width, l.tokens, l.fp8), &[d, input, g], &[g]);
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn norm(&self, b: &mut Builder, label: &str, [cols, rest]: [u64; 2], x: &Squeezed, at: Rows, d: &[Buf], dx: Buf) {
-        let [w, g] = self.both(at);
-        let kernel = Kernel::LatentNormBwd { rows: self.latent.share, cols, rest, eps: MlaSpec::NORM_EPS };
-        let reads: Vec<Buf> = [x.down, w, g].into_iter().chain(d.iter().copied()).collect();
-        b.compute(label, kernel, &reads, &[dx, g]);
+    /// Goes from the gradient of a product's columns to that of its input, summed over the ranks' heads; `d` are the
+    /// former, room for sums of the latter, and my share of these.
+    fn up(&self, b: &mut Builder, up: Projection, (input, room): (Buf, Room), d: [Buf; 3], last: u32) {
+        let (l, Projection { name, cols, width, .. }) = (self.pass.latent, up);
+        let ([w, g], [d, sums, share]) = (self.both(up.at), d);
+        let input = l.tp.gather_beside(b, &format!("{name}_regather"), input, room, last);
+        b.compute(&format!("{name}_dx"), linear_dx(l.tokens, width, cols, l.fp8), &[d, w], &[sums]);
+        l.tp.reduce(b, &format!("{name}_bwd_reduce"), sums, share);
+        b.compute(&format!("{name}_dw"), linear_dw(cols, width, l.tokens, l.fp8), &[d, input, g], &[g]);
     }
 
     /// Goes to the gradient of the layer's normed input, which it adds to or begins.
-    #[allow(clippy::too_many_arguments)]
-    fn down(&self, b: &mut Builder, label: &str, cols: u64, at: Rows, x: Buf, [d, dx]: [Buf; 2], adds: bool) {
-        let (l, [w, g]) = (self.latent, self.both(at));
-        let kernel = with(linear_dx(l.share, l.hidden, cols, l.fp8), adds, false);
+    fn down(&self, b: &mut Builder, down: Projection, [d, dx]: [Buf; 2], adds: bool) {
+        let (l, Projection { name, at, cols, width }) = (self.pass.latent, down);
+        let [w, g] = self.both(at);
+        let kernel = with(linear_dx(l.share, width, cols, l.fp8), adds, false);
         let reads: Vec<Buf> = [d, w].into_iter().chain(adds.then_some(dx)).collect();
-        b.compute(&format!("{label}_dx"), kernel, &reads, &[dx]);
-        b.compute(&format!("{label}_dw"), linear_dw(cols, l.hidden, l.share, l.fp8), &[d, x, g], &[g]);
+        b.compute(&format!("{name}_dx"), kernel, &reads, &[dx]);
+        let product = linear_dw(cols, width, l.share, l.fp8);
+        b.compute(&format!("{name}_dw"), product, &[d, self.pass.input.0, g], &[g]);
     }
 }

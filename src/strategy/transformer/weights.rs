@@ -30,6 +30,12 @@ pub(super) struct WeightRows {
     pub mamba: Option<mamba::WeightRows>,
 }
 
+impl WeightRows {
+    pub fn norm2(&self) -> Rows {
+        self.norm2.expect("there is a norm before the second half")
+    }
+}
+
 /// The weights of a layer of one mixer alone.
 fn alone(model: &LlmSpec, tp: &TensorParallel, norms: &Norms, mixer: Mixer) -> (WeightRows, Weights) {
     let (h, f, q, kv) = (model.hidden, width(model), model.q_cols(), model.kv_cols());
