@@ -7,6 +7,7 @@
 //! is built whole.
 
 use cpu_time::{ProcessTime, ThreadTime};
+use foretrain::error::Cause;
 use foretrain::report::Row;
 use foretrain::spec::{Dtype, Options, Recompute};
 use foretrain::sweep::frames::Frames;
@@ -91,7 +92,7 @@ fn rows() {
     let rows = timed(&study(), 5);
     let mut by_kind: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for (row, took) in &rows {
-        let kind = match (row.feasible, row.why.starts_with("memory")) {
+        let kind = match (row.feasible, row.why.cause == Cause::Memory) {
             (true, _) => row.strategy.clone(),
             (false, true) => "infeasible: memory".into(),
             (false, false) => "infeasible: other".into(),

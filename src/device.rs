@@ -12,7 +12,7 @@ pub mod speed;
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::{ALIGNMENT, Dtype, Pairs, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
 use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
@@ -200,9 +200,8 @@ impl Roofline {
     /// rounds to FP8.
     pub fn fp8(&self, dtype: Dtype) -> Result<f64> {
         let Some(peak) = self.gpu.peak.get("fp8") else {
-            let why =
-                format!("fp8: {} has no peak for it; leave out the option fp8, or use another GPU", self.gpu.name);
-            return Err(Error::infeasible(why));
+            let why = format!("{} has no peak for it; leave out the option fp8, or use another GPU", self.gpu.name);
+            return Err(Cause::Fp8.infeasible(why));
         };
         Ok(peak.value / self.peak(dtype)?)
     }
@@ -211,18 +210,18 @@ impl Roofline {
     pub fn runs(&self, options: Options, dtype: Dtype, head_dim: u64) -> Result<()> {
         if let Some(widest) = self.widest_head.filter(|&widest| head_dim > widest && !options.unfused) {
             let why = format!(
-                "head_dim: {head_dim} is more than the {widest} that attention of stack {} is written for; \
+                "{head_dim} is more than the {widest} that attention of stack {} is written for; \
                  add the option unfused, or use another stack",
                 self.stack
             );
-            return Err(Error::infeasible(why));
+            return Err(Cause::HeadDim.infeasible(why));
         }
         if self.attention.is_none() && !options.unfused {
             let why = format!(
-                "attention: stack {} has no fused kernel for it; add the option unfused, or use another stack",
+                "stack {} has no fused kernel for it; add the option unfused, or use another stack",
                 self.stack
             );
-            return Err(Error::infeasible(why));
+            return Err(Cause::Attention.infeasible(why));
         }
         if options.fp8 { self.fp8(dtype).map(drop) } else { Ok(()) }
     }

@@ -1,7 +1,9 @@
 //! One error type. The message names the file, the field, the value and the remedy.
 
 pub mod json;
+mod reason;
 
+pub use reason::{Cause, Reason};
 use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -13,7 +15,7 @@ pub enum Error {
     Spec { file: String, field: String, why: String },
     /// A configuration that is well formed but cannot run. A row of a sweep, not a failure.
     #[error("infeasible: {0}")]
-    Infeasible(String),
+    Infeasible(Reason),
     /// A plan that breaks its own rules: unmatched legs, a cycle, shapes that disagree.
     #[error("the plan is not sound: {0}")]
     Plan(String),
@@ -43,10 +45,6 @@ impl Error {
         Error::Spec { file: file.to_string(), field: field.to_string(), why: why.to_string() }
     }
 
-    pub fn infeasible(why: impl ToString) -> Error {
-        Error::Infeasible(why.to_string())
-    }
-
     pub fn plan(why: impl ToString) -> Error {
         Error::Plan(why.to_string())
     }
@@ -60,7 +58,7 @@ impl Error {
         let with = |why: String| format!("{why}; {more}");
         match self {
             Error::Spec { file, field, why } => Error::Spec { file, field, why: with(why) },
-            Error::Infeasible(why) => Error::Infeasible(with(why)),
+            Error::Infeasible(why) => Error::Infeasible(why.and(more)),
             Error::Plan(why) => Error::Plan(with(why)),
             Error::Device { op, why } => Error::Device { op, why: with(why) },
             Error::Io { path, source } => {

@@ -144,7 +144,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let study = run(dir.path());
         assert_eq!((study.rows.len(), study.kept), (16, 0));
-        let whys: BTreeSet<&str> = study.rows.iter().filter(|r| !r.feasible).map(|r| r.why.as_str()).collect();
+        let whys: BTreeSet<String> = study.rows.iter().filter(|r| !r.feasible).map(|r| r.why.to_string()).collect();
         assert!(whys.len() == 1 && whys.first().unwrap().starts_with("degrees: gpus 8"), "{whys:?}");
         assert_eq!(study.rows.iter().filter(|r| r.feasible).count(), 12);
     }

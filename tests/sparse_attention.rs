@@ -328,7 +328,7 @@ fn what_it_does_not_go_with_is_refused_with_what_to_use() {
             documents: Default::default(),
         };
         match feasible::check(&plain(), &work, &par) {
-            Err(Error::Infeasible(why)) => why,
+            Err(Error::Infeasible(why)) => why.to_string(),
             other => panic!("{words}: {other:?}"),
         }
     };

@@ -1,6 +1,6 @@
 //! When something was over, and what brought it about.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 
 /// A moment in picoseconds and the lane whose op brought it about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -49,8 +49,8 @@ pub fn in_time(ps: u64) -> Result<()> {
     if ps < Stamp::LIMIT {
         return Ok(());
     }
-    Err(Error::infeasible(format!(
-        "time: a step of more than {} hours; use a smaller global_batch, shorter sequences or more GPUs",
+    Err(Cause::Time.infeasible(format!(
+        "a step of more than {} hours; use a smaller global_batch, shorter sequences or more GPUs",
         Stamp::HOURS
     )))
 }

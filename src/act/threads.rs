@@ -18,7 +18,7 @@ mod worker;
 use crate::act::{Acts, Machine, Sheet, cold_bytes, gaps, sharing};
 use crate::collective::forward::Round;
 use crate::device::{KernelTime, Threads};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::fold;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
@@ -81,7 +81,7 @@ impl<'a> Shared<'a> {
 pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> Result<Played> {
     if plan.tensors.iter().any(|t| t.host) {
         let why = "copies to the host's memory are not predicted by the profile of a machine; leave --profile out";
-        return Err(Error::infeasible(why));
+        return Err(Cause::Other.infeasible(why));
     }
     let atoms = AtomTable::new(plan)?;
     let programs = 0..plan.programs.len() as u32;

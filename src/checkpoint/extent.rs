@@ -1,6 +1,6 @@
 //! Which elements of which parameter a rank holds, and where in its memory.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::exec::inputs::{has, places, share};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::SlotId;
@@ -130,7 +130,7 @@ impl<'p> Extents<'p> {
             }
         }
         if updated.is_empty() {
-            return Err(Error::infeasible("checkpoint: the plan updates no weights; use one of whole training steps"));
+            return Err(Cause::Checkpoint.infeasible("the plan updates no weights; use one of whole training steps"));
         }
         Ok(Extents { plan, updated })
     }
@@ -146,7 +146,7 @@ impl<'p> Extents<'p> {
         let updated = self
             .updated
             .get(&kept)
-            .ok_or_else(|| Error::infeasible(format!("checkpoint: the plan has no optimizer for {}", param.name)))?;
+            .ok_or_else(|| Cause::Checkpoint.infeasible(format!("the plan has no optimizer for {}", param.name)))?;
         let slot = |tensor| SlotId { tensor, slot: param.slot };
         let has_squares = param.matrices.is_empty();
         let of = |(state, tensor): (usize, Option<TensorId>)| {

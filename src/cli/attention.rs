@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
@@ -85,7 +85,7 @@ fn pass(text: &str) -> std::result::Result<Pass, String> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let found = Bench::new(flags)?.found()?;
-    let error = (!found.fits).then(|| Error::infeasible("memory: the operation alone does not fit; see its table"));
+    let error = (!found.fits).then(|| Cause::Memory.infeasible("the operation alone does not fit; see its table"));
     Answer::with_error(found.render(), &found, error).also_to(flags.out.as_deref())
 }
 

@@ -3,7 +3,7 @@
 use super::config::packed;
 use super::progress::Clock;
 use super::{Answer, WithNotes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
@@ -225,7 +225,7 @@ impl Chosen {
     }
 
     /// The answer where there is no plan: a row that says why, and the same as an error.
-    pub fn refused(&self, why: String) -> Answer {
+    pub fn refused(&self, why: Reason) -> Answer {
         let row = self.case.infeasible(&self.point, why.clone());
         let row = WithNotes { answer: &row, notes: &self.notes() };
         Answer::with_error(String::new(), &row, Some(Error::Infeasible(why)))

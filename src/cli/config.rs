@@ -4,7 +4,7 @@ use super::chosen::Chosen;
 use super::fitting::fitting;
 use crate::cluster::Cluster;
 use crate::device::Profile;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::{About, Plan, Route};
 use crate::report::human::tokens;
 use crate::spec::{
@@ -314,9 +314,8 @@ impl Config {
         let degrees = [self.dp, self.ulysses, self.ring, self.tp, self.pp].map(|d| d.unwrap_or(1));
         let gpus = degrees.iter().try_fold(1u32, |n, &d| n.checked_mul(d));
         gpus.ok_or_else(|| {
-            Error::infeasible(format!(
-                "degrees: dp x ulysses x ring x tp x pp = {degrees:?} is more than any cluster has"
-            ))
+            Cause::Degrees
+                .infeasible(format!("dp x ulysses x ring x tp x pp = {degrees:?} is more than any cluster has"))
         })
     }
 

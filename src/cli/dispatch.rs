@@ -4,7 +4,7 @@ use super::config::{count, stack_of};
 use super::{Answer, Output, list_of};
 use crate::cluster::Cluster;
 use crate::collective::exchange::{self, Buffers, Estimate, Flow, Setting, Traffic};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::plot;
 use crate::report::human::{Table, bytes, decimal, percent, seconds};
@@ -196,9 +196,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let buffers = exchange::aside(&route, algo, flags.hidden, row, &cluster)?.buffers;
     let (needed, room) = (buffers.total() as f64, gpu.memory.value.value());
     if needed > room {
-        let why =
-            format!("buffers: {} on a GPU of {}; use fewer tokens, or another --dispatch", bytes(needed), bytes(room));
-        return Err(Error::infeasible(why));
+        let why = format!("{} on a GPU of {}; use fewer tokens, or another --dispatch", bytes(needed), bytes(room));
+        return Err(Cause::Buffers.infeasible(why));
     }
     let members: Vec<u32> = (0..flags.ep).collect();
     let pass = |phase, row_bytes: u64| {

@@ -44,6 +44,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let report = chosen.case.costed(&plan, &layout, &timeline).report();
     let training = flags.tokens.and_then(|tokens| Training::of(tokens, &report.row));
     let report = Report { notes, training, row: chosen.remedied(report.row)?, ..report };
-    let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
+    let error = (!report.row.feasible).then(|| Error::Infeasible(report.row.why.clone()));
     Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

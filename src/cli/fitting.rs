@@ -1,7 +1,7 @@
 //! Where nothing is said of how a model is split, and the default does not fit: the fastest of a few simple ways that do.
 
 use super::progress::bar;
-use crate::error::Result;
+use crate::error::{Cause, Result};
 use crate::report::Row;
 use crate::spec::{LlmSpec, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
@@ -20,12 +20,12 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     let default = match case.row(point)? {
         // What is wrong with what was said is not for another split to hide.
         row if row.feasible => return Ok(None),
-        row if row.why.starts_with("memory: ") => row,
+        row if row.why.cause == Cause::Memory => row,
         // A batch that all GPUs as replicas do not share evenly, fewer may.
-        row if row.why.starts_with("batch: ") && batch.is_some() => row,
+        row if row.why.cause == Cause::Batch && batch.is_some() => row,
         _ => return Ok(None),
     };
-    let odd = default.why.starts_with("batch: ");
+    let odd = default.why.cause == Cause::Batch;
     let groups = if odd { vec![groups(case).concat()] } else { groups(case) };
     let mut all = 0;
     for group in groups {
@@ -36,7 +36,7 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
             let note = format!(
                 "nothing is said of the split, and the default (no degree, zero 1, recompute none) does not fit ({}); taken is \
                  {}, the fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another{}",
-                short(&default.why),
+                short(&default.why.to_string()),
                 words(&point.par),
                 fit.len(),
                 if odd { even_batches(case, point) } else { String::new() }

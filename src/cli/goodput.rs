@@ -3,7 +3,7 @@
 use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
 use super::{Answer, Output, list_of, software};
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::goodput::Run;
 use crate::goodput::checkpoint::{Checkpoint, state_bytes};
 use crate::goodput::expected::{ettr, young};
@@ -128,7 +128,7 @@ impl Flags {
             (None, true, Some(costed)) => (costed, costed),
             // Whoever has timed the step knows that it runs.
             (Some(time), _, costed) => (time.value(), costed.unwrap_or(f64::NAN)),
-            _ => return Err(Error::infeasible(chosen.remedied(row)?.why)),
+            _ => return Err(Error::Infeasible(chosen.remedied(row)?.why)),
         };
         let options = &chosen.point.par.options;
         let state =
@@ -443,7 +443,7 @@ fn assumed(fleet: &FleetSpec, storage: &StorageSpec) -> Vec<String> {
 /// Why a run does not end.
 fn hopeless(run: &Run) -> Error {
     let short = run.spares.is_some_and(|spares| f64::from(spares) < run.in_repair());
-    Error::infeasible(if short {
+    error::Cause::Other.infeasible(if short {
         let enough = run.spares_for(0.99);
         let remedy = match enough <= MOST_SPARES {
             true => format!("give --spares {enough}"),

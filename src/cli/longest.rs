@@ -5,7 +5,7 @@ use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::act::stamp::Stamp;
 use crate::cluster::Cluster;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Reason, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{Table, bytes, counted, notes, percent, seconds, tokens};
@@ -127,8 +127,8 @@ impl Flags {
             }
         }
         if all.is_empty() {
-            let why = "degrees: no product of --ulysses, --ring, --tp and --pp divides --gpus; change one of them";
-            return Err(Error::infeasible(why));
+            let why = "no product of --ulysses, --ring, --tp and --pp divides --gpus; change one of them";
+            return Err(Cause::Degrees.infeasible(why));
         }
         Ok(all)
     }
@@ -188,8 +188,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Found { study: &question, notes: &said, files: list_of(&files), longest: &found };
     let error = found.iter().all(|found| !found.row.feasible).then(|| {
-        let why = nearest(&found).or(found.first()).map_or("", |found| found.beyond.as_str());
-        Error::infeasible(format!("longest: no way fits, however short its sequences: {why}"))
+        let why = nearest(&found).or(found.first()).map_or(String::new(), |found| found.beyond.to_string());
+        Cause::Longest.infeasible(format!("no way fits, however short its sequences: {why}"))
     });
     Ok(Answer::with_error(text, &printed, error))
 }
@@ -217,7 +217,7 @@ fn lengths(measures: usize, found: &[Longest]) -> String {
     let others = others(found);
     let cell = |found: &Longest| match found.row.feasible {
         true => short(found.row.seq_len) + if is_timed(found) { "" } else { "*" },
-        false => others.iter().position(|why| *why == found.beyond).map_or("-".into(), letter),
+        false => others.iter().position(|why| *why == found.beyond.to_string()).map_or("-".into(), letter),
     };
     for way in found.chunks(measures) {
         let row = &way[0].row;
@@ -233,13 +233,13 @@ fn legend(found: &[Longest]) -> String {
         line("-", &format!("not even {} fits; what comes nearest: {}", short(found.row.seq_len), found.beyond))
     });
     for (at, why) in others(found).into_iter().enumerate() {
-        text.push_str(&line(&letter(at), why));
+        text.push_str(&line(&letter(at), &why));
     }
-    let untimed: BTreeSet<&str> =
-        found.iter().filter(|found| !is_timed(found)).map(|found| found.row.why.as_str()).collect();
+    let untimed: BTreeSet<String> =
+        found.iter().filter(|found| !is_timed(found)).map(|found| found.row.why.to_string()).collect();
     untimed.into_iter().for_each(|why| text.push_str(&line("*", &format!("fits, but has no step: {why}"))));
     let ended = found.iter().filter(|found| found.row.feasible && is_other(&found.beyond));
-    let ended: BTreeSet<&str> = ended.map(|found| found.beyond.as_str()).collect();
+    let ended: BTreeSet<String> = ended.map(|found| found.beyond.to_string()).collect();
     ended.into_iter().for_each(|why| text.push_str(&format!("  ended by {why}\n")));
     text
 }
@@ -276,14 +276,14 @@ fn best(measures: usize, found: &[Longest]) -> String {
 }
 
 /// Whether it is no want of memory.
-fn is_other(why: &str) -> bool {
-    !why.is_empty() && !why.contains("memory: ")
+fn is_other(why: &Reason) -> bool {
+    *why != Reason::default() && !why.cause.is_memory()
 }
 
 /// Why ways have no length at all, other than for want of memory: each once, in order.
-fn others(found: &[Longest]) -> Vec<&str> {
+fn others(found: &[Longest]) -> Vec<String> {
     let all = found.iter().filter(|found| !found.row.feasible && is_other(&found.beyond));
-    let all: BTreeSet<&str> = all.map(|found| found.beyond.as_str()).collect();
+    let all: BTreeSet<String> = all.map(|found| found.beyond.to_string()).collect();
     all.into_iter().collect()
 }
 
@@ -300,7 +300,7 @@ fn is_timed(found: &Longest) -> bool {
 
 /// The step of a row that fits and has no time.
 fn untold(row: &Row) -> String {
-    if row.why.starts_with("time: ") { format!("> {} h", Stamp::HOURS) } else { "-".into() }
+    if row.why.cause == Cause::Time { format!("> {} h", Stamp::HOURS) } else { "-".into() }
 }
 
 /// `1 GPU`, `ulysses 8 x ring 2`.
@@ -322,11 +322,11 @@ fn short(n: u64) -> String {
 /// Which memory is full, and of what.
 fn filled(Longest { row, beyond }: &Longest) -> String {
     let host = bytes(row.host_mem_bytes.unwrap_or(0) as f64);
-    if beyond.starts_with("host memory") {
+    if beyond.cause == Cause::HostMemory {
         return format!("the host's memory: {host} a rank");
     }
     if is_other(beyond) {
-        return beyond.split(':').next().unwrap_or(beyond).into();
+        return beyond.parts().0.into();
     }
     let parts = [
         ("weights", row.mem_params_bytes),
@@ -382,7 +382,11 @@ mod tests {
                     *   fits, but has no step: time: a step of more than 20 hours\n";
         assert_eq!(legend, want);
         assert!(best(4, &all).contains(" > 20 h "), "{}", best(4, &all));
-        assert_eq!(nearest(&all).unwrap().beyond, memory, "of what does not fit at all, the error says this one, too");
+        assert_eq!(
+            nearest(&all).unwrap().beyond,
+            memory.into(),
+            "of what does not fit at all, the error says this one, too"
+        );
         assert_eq!([0, 25, 26].map(letter), ["(a)", "(z)", "(aa)"]);
     }
 }

@@ -53,7 +53,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         table.row(["host memory", &format!("{} a rank", bytes(layout.host_bytes as f64))]);
     }
     if !row.feasible {
-        table.row(["does not fit", &row.why]);
+        table.row(["does not fit", &row.why.to_string()]);
     }
     chosen.notes().iter().for_each(|note| table.row(["note", note]));
     match &flags.out {

@@ -6,7 +6,7 @@ use super::config::{
 use super::interrupt::Interrupt;
 use super::progress::bar;
 use super::{Answer, Output, list_of, software};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
@@ -300,7 +300,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         // Lengths that no way comes out even for say nothing of either.
         let looked_at = found.iter().filter(|found| found.counts.ways > 0);
         let least = looked_at.min_by_key(|found| (is_too_long(&found.counts), found.seq_len, found.global_batch));
-        Error::infeasible(format!("search: {}", nothing(least.expect("a length that has ways"))))
+        Cause::Search.infeasible(nothing(least.expect("a length that has ways")))
     });
     Ok(Answer::with_error(text, &printed, error))
 }
@@ -334,10 +334,10 @@ fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     let refused: Vec<String> = refused.collect();
     if let Some(why) = found.iter().find_map(|found| found.counts.refused_why.as_ref()) {
         let all = refused.join(", ");
-        return Error::infeasible(format!("search: none of these ways can be built (refused: {all}), as in: {why}"));
+        return Cause::Search.infeasible(format!("none of these ways can be built (refused: {all}), as in: {why}"));
     }
-    Error::infeasible(format!(
-        "search: none of these degrees come out even on {} GPUs; tp x pp x ulysses x ring has to divide the GPUs, \
+    Cause::Search.infeasible(format!(
+        "none of these degrees come out even on {} GPUs; tp x pp x ulysses x ring has to divide the GPUs, \
          the replicas that leaves the global batch, and ep the experts and a stage's ranks (1 where there are none), and \
          a schedule that is asked for wants stages: give other degrees, or leave some to the search",
         question.gpus
@@ -457,7 +457,7 @@ fn numerics(all: &[Numerics]) -> String {
             seconds(row.step_time_s.unwrap_or(f64::NAN)),
             format!("{:+.1} %", 100.0 * (over_fastest - 1.0)),
             row.peak_mem_bytes.map_or(String::new(), |b| bytes(b as f64)),
-            if row.feasible { String::new() } else { row.why.clone() },
+            if row.feasible { String::new() } else { row.why.to_string() },
         ]);
     }
     table.render("  ")

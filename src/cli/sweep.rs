@@ -6,7 +6,7 @@ use super::config::{
 };
 use super::progress::bar;
 use super::{Answer, Output, list_of, software};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, counted, seconds, tokens};
@@ -262,7 +262,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         median_row_s: study.median.map(|m| m.as_secs_f64()),
         rows: &study.rows,
     };
-    let error = nothing.map(|why| Error::infeasible(format!("sweep: nothing runs; what comes nearest: {why}")));
+    let error = nothing.map(|why| Cause::Sweep.infeasible(format!("nothing runs; what comes nearest: {why}")));
     Ok(Answer::with_error(text, &found, error))
 }
 

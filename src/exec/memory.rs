@@ -1,6 +1,6 @@
 //! What memory this machine has left, so that a run that does not fit is refused before it asks for any.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::Plan;
 use crate::plan::memory::Layout;
 
@@ -29,8 +29,8 @@ pub fn fits(plan: &Plan, layouts: &[Layout]) -> Result<()> {
         // A tenth stays for messages, scratch and everybody else.
         Some(free) if need > free * 9 / 10 => {
             let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
-            Err(Error::infeasible(format!(
-                "memory: {} ranks need {:.1} GiB together, {:.1} GiB the largest of them; this machine has {:.1} GiB \
+            Err(Cause::Memory.infeasible(format!(
+                "{} ranks need {:.1} GiB together, {:.1} GiB the largest of them; this machine has {:.1} GiB \
                  free, of which nine tenths may be taken; use a smaller model, seq_len or batch",
                 plan.ranks(),
                 gib(need),

@@ -13,7 +13,7 @@ use super::transport::{Hub, few};
 use super::turns::Turns;
 use super::worker::{self, End, Ended};
 use super::{Job, Options, Run, inputs, memory, outputs};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
@@ -46,9 +46,9 @@ impl<'p> Fixed<'p> {
             return Err(Error::device("run", why));
         }
         if plan.routes.iter().any(|route| !route.is_listed()) {
-            let why = "routing: it says how many rows go where and not which; to run it give --routing uniform, or another \
+            let why = "it says how many rows go where and not which; to run it give --routing uniform, or another \
                        that is drawn or read";
-            return Err(Error::infeasible(why));
+            return Err(Cause::Routing.infeasible(why));
         }
         options.inject.map_or(Ok(()), |inject| inject.check(plan))?;
         let programs = 0..plan.programs.len() as u32;

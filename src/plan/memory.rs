@@ -21,7 +21,7 @@ pub use walk::lives;
 use super::link::AtomTable;
 use super::op::*;
 use super::program::Plan;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
@@ -132,7 +132,7 @@ fn sizes(plan: &Plan, conflicts: &Conflicts) -> Result<Vec<u64>> {
     for at in inputs(plan, conflicts).chain(conflicts.slots.iter().copied()) {
         total = total.checked_add(size(plan, at)).filter(|t| *t < 1 << 60).ok_or_else(|| {
             let name = &plan.tensors[at.tensor as usize].name;
-            Error::infeasible(format!("memory: the tensors of one rank, {name:?} among them, pass an exabyte"))
+            Cause::Memory.infeasible(format!("the tensors of one rank, {name:?} among them, pass an exabyte"))
         })?;
     }
     Ok(conflicts.slots.iter().map(|&at| size(plan, at)).collect())

@@ -224,7 +224,7 @@ mod tests {
                 let lengths: Vec<u64> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
                 let documents = if one { vec![] } else { lengths }.into();
                 let mask = Mask { window: window.filter(|_| causal), documents, ..Mask::new(causal) };
-                assert_eq!(mask.refuse(seq), None);
+                mask.check(seq).unwrap();
                 mask
             },
         )

@@ -4,7 +4,7 @@ use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Shape, fitting_size, ramp, save, short};
 use crate::act::stamp::Stamp;
-use crate::error::Result;
+use crate::error::{Cause, Reason, Result};
 use plotters::style::RGBColor;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,9 @@ struct Way {
 
 impl Way {
     /// Of a measure with which no length runs: want of memory is said first.
-    fn never(&mut self, why: &str) {
-        if self.lengths.is_empty() && (self.said.is_empty() || why.contains("memory: ")) {
-            self.said = if why.contains("memory: ") { "does not fit" } else { "does not run" }.into();
+    fn never(&mut self, why: Cause) {
+        if self.lengths.is_empty() && (self.said.is_empty() || why.is_memory()) {
+            self.said = if why.is_memory() { "does not fit" } else { "does not run" }.into();
         }
     }
 }
@@ -61,7 +61,7 @@ pub fn longest(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
             }
             way.lengths.push((at, length));
         } else {
-            ways.last_mut().expect("one was put there").never(line.text("why")?);
+            ways.last_mut().expect("one was put there").never(cause(&line)?);
         }
         first.get_or_insert(line);
     }
@@ -76,9 +76,13 @@ fn said(line: &Line) -> Result<String> {
     let mfu: Option<f64> = line.maybe("mfu", "a share above 0", |v: &f64| *v > 0.0 && v.is_finite())?;
     Ok(match mfu {
         Some(mfu) => format!("MFU {:.1} %", 100.0 * mfu),
-        None if line.text("why")?.starts_with("time: ") => format!("a step over {} h", Stamp::HOURS),
+        None if cause(line)? == Cause::Time => format!("a step over {} h", Stamp::HOURS),
         None => String::new(),
     })
+}
+
+fn cause(line: &Line) -> Result<Cause> {
+    Ok(Reason::from(line.text("why")?).cause)
 }
 
 /// What shares a sequence, and the experts.

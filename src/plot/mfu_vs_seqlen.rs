@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::notes::Notes;
 use super::rows::{self, Row, several_batches, stages, tokens_per_step};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
-use super::ways::{Best, Family, Way, best, meaning, why_none};
+use super::ways::{Best, Family, Kind, Way, best, why_none};
 use crate::error::Result;
 use crate::report::human::counted;
 use frame::{Frame, LEFT, LEGEND, RADIUS, RIGHT, TICK, TOP};
@@ -48,7 +48,7 @@ struct Group {
     family: Family,
     ways: Vec<(Way, Points)>,
     /// Why none of them runs, of lengths at which that is so.
-    never: BTreeMap<u64, String>,
+    never: BTreeMap<u64, Kind>,
 }
 
 /// What a family reaches at a length, and how.
@@ -90,8 +90,8 @@ impl Group {
         Some(Top { way, mfu, full_recompute, zero, global_batch })
     }
 
-    fn reason(&self, length: u64) -> Option<&str> {
-        self.never.get(&length).map(String::as_str)
+    fn reason(&self, length: u64) -> Option<&Kind> {
+        self.never.get(&length)
     }
 }
 
@@ -246,20 +246,14 @@ fn legend(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
 
 /// Beside the table: what its words mean.
 fn reasons(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
-    let none = |g: &Group| {
-        frame
-            .lengths
-            .iter()
-            .filter(|&&l| g.top(l).is_none())
-            .filter_map(|&l| g.reason(l).map(str::to_string))
-            .collect::<Vec<_>>()
-    };
-    let all: BTreeSet<String> = groups.iter().flat_map(none).collect();
+    let cells = groups.iter().flat_map(|group| frame.lengths.iter().map(move |&length| (group, length)));
+    let none = cells.filter(|(group, length)| group.top(*length).is_none());
+    let all: BTreeSet<&Kind> = none.filter_map(|(group, length)| group.reason(length)).collect();
     let mut lines = vec![("tinted: the best of all".to_string(), INK), ("full: full recomputation".into(), INK)];
     if !all.is_empty() {
         lines.push(("nothing of the family runs:".into(), INK));
     }
-    lines.extend(all.iter().map(|reason| (format!("{reason}: {}", meaning(reason)), FAINT)));
+    lines.extend(all.iter().map(|reason| (format!("{}: {}", reason.word, reason.meaning()), FAINT)));
     let mark = |(i, (words, color)): (usize, (String, _))| {
         Mark::text((LEGEND, frame.line(0) + 14.0 + 20.0 * i as f64), words, 13.5, color, Align::Left)
     };
@@ -269,7 +263,6 @@ fn reasons(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
 #[cfg(test)]
 mod tests {
     use super::super::style::WIDTH;
-    use super::super::ways::reason;
     use super::table::is_best;
     use super::*;
 
@@ -282,7 +275,7 @@ mod tests {
             (true, true) => "usp",
         });
         let (model, cluster, stack) = (word("llama-3-8b"), word("a-cluster"), word("a-stack"));
-        let (recompute, mfu) = (word(recompute), mfu.map_err(word));
+        let (recompute, mfu) = (word(recompute), mfu.map_err(Into::into));
         let global_batch = (1 << 22) / seq_len;
         Row {
             model,
@@ -360,14 +353,16 @@ mod tests {
         let full = [at("none", no_room), at("full", Ok(0.4))];
         assert_eq!(best_of(&full), Best::Mfu { mfu: 0.4, full_recompute: true, zero: 1, global_batch: 512 });
         let never = [at("none", Err("batch: 1 is less than 2")), at("full", no_room)];
-        assert_eq!(best_of(&never), Best::Never("memory".into()));
+        assert_eq!(best_of(&never), Best::Never(Kind::of(&"memory: 90 GiB".into())));
     }
 
     #[test]
     fn a_reason_is_the_word_before_the_colon_or_the_first_words() {
-        assert_eq!(reason("memory: 90 GiB at the peak"), "memory");
-        assert_eq!(reason("too many ranks for this"), "too many");
-        assert_eq!(reason(""), "unsaid");
+        let word = |why: &str| Kind::of(&why.into()).word;
+        assert_eq!(word("memory: 90 GiB at the peak"), "memory");
+        assert_eq!(word("DeepEP low latency: 12 choices"), "DeepEP low lat");
+        assert_eq!(word("too many ranks for this"), "too many");
+        assert_eq!(word(""), "unsaid");
     }
 
     #[test]
@@ -405,7 +400,7 @@ mod tests {
         let groups = Group::all(&rows);
         let top = groups[0].top(8192).unwrap();
         assert_eq!((top.way.short().as_str(), top.mfu), ("2", 0.5), "of equals the lower degree");
-        assert!(groups[0].top(16384).is_none() && groups[0].reason(16384) == Some("memory"));
+        assert!(groups[0].top(16384).is_none() && groups[0].reason(16384).unwrap().word == "memory");
         assert!(is_best(&groups, 0, 8192) && !is_best(&groups, 1, 8192) && !is_best(&groups, 0, 16384));
         let said = format!("{:?}", figure(&rows, &Notes::none()));
         for words in ["50.0 %", "8, full", "memory: more than a GPU holds"] {

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::short;
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::report::human::counted;
 
 /// One configuration of a sweep. The names are those of the columns.
@@ -29,7 +29,7 @@ pub struct Row {
     pub strategy: String,
     pub recompute: String,
     /// The MFU in 0..=1, or why there is none.
-    pub mfu: std::result::Result<f64, String>,
+    pub mfu: std::result::Result<f64, Reason>,
 }
 
 /// Reads a rows.csv. Columns that no picture needs may be missing.
@@ -113,14 +113,14 @@ pub(super) fn stages<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<String> {
     stages.into_iter().map(|stage| format!("ZeRO {stage}")).collect()
 }
 
-fn mfu(line: &Line) -> Result<std::result::Result<f64, String>> {
+fn mfu(line: &Line) -> Result<std::result::Result<f64, Reason>> {
     let ratio = |mfu: &f64| (0.0..=1.0).contains(mfu);
     if line.value("feasible", "true or false", |_: &bool| true)? {
         line.value("mfu", "a ratio in 0..=1 where feasible is true", ratio).map(Ok)
     } else {
         // Error::Infeasible puts the word before its reason.
         let why = line.text("why")?;
-        Ok(Err(why.strip_prefix("infeasible:").unwrap_or(why).trim().to_string()))
+        Ok(Err(why.strip_prefix("infeasible:").unwrap_or(why).trim().into()))
     }
 }
 

@@ -8,7 +8,7 @@ use plotters::style::RGBColor;
 use super::rows::{Row, several_batches, stages};
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, break_of, short, with_room};
-use super::ways::{Family, Way, meaning, why_none};
+use super::ways::{Family, Kind, Way, why_none};
 use crate::error::{Error, Result};
 
 /// A configuration with the columns that a picture stacks.
@@ -181,8 +181,8 @@ fn panels(bars: &[Bar]) -> BTreeMap<Family, BTreeMap<u64, &Bar>> {
 
 /// In place of the legend.
 fn nothing_at_all(bars: &[Bar]) -> Vec<Mark> {
-    let whys: BTreeSet<String> = bars.iter().filter_map(|bar| why_none([&bar.row].into_iter())).collect();
-    let words = whys.iter().flat_map(|why| [format!("{why}:"), format!("  {}", meaning(why))]);
+    let whys: BTreeSet<Kind> = bars.iter().filter_map(|bar| why_none([&bar.row].into_iter())).collect();
+    let words = whys.iter().flat_map(|why| [format!("{}:", why.word), format!("  {}", why.meaning())]);
     let line = |(i, words): (usize, String)| {
         Mark::text((LEGEND, TOP + 40.0 + 19.0 * i as f64), words, 13.5, FAINT, Align::Left)
     };
@@ -266,7 +266,7 @@ fn pale(color: RGBColor) -> RGBColor {
 /// Where a family has no bar, why.
 fn nothing(frame: &Frame, panel: usize, length: u64, bars: &[Bar], family: Family) -> Mark {
     let of_family = bars.iter().filter(|b| b.row.seq_len == length && Way::of(&b.row).family == family);
-    let why = why_none(of_family.map(|bar| &bar.row)).unwrap_or("-".into());
+    let why = why_none(of_family.map(|bar| &bar.row)).map_or("-".into(), |kind| kind.word);
     let at = (frame.x(panel, length), BOTTOM - 8.0 - 4.0 * why.len() as f64);
     Mark::Text { at, text: why, size: 13.0, color: FAINT, align: Align::Middle, upright: true }
 }
@@ -397,7 +397,7 @@ mod tests {
             options: "default".into(),
             strategy: "x".into(),
             recompute: "none".into(),
-            mfu: mfu.map_err(String::from),
+            mfu: mfu.map_err(Into::into),
         };
         Bar { row, parts: parts.to_vec() }
     }

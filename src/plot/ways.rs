@@ -2,6 +2,7 @@
 
 use super::rows::Row;
 use super::style::Shape;
+use crate::error::{Cause, Reason};
 use plotters::style::RGBColor;
 use std::collections::BTreeMap;
 
@@ -127,8 +128,16 @@ pub enum Best {
         zero: u32,
         global_batch: u64,
     },
-    /// No configuration fits; the kind of reason.
-    Never(String),
+    /// No configuration fits.
+    Never(Kind),
+}
+
+/// The kind of reason why nothing runs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// What stands before the colon of the reason, or its first two words; short.
+    pub word: String,
+    cause: Cause,
 }
 
 /// The best of each way at each length.
@@ -140,7 +149,7 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
                 let (full_recompute, zero, global_batch) = (row.recompute == "full", row.zero, row.global_batch);
                 Best::Mfu { mfu: *mfu, full_recompute, zero, global_batch }
             }
-            Err(why) => Best::Never(reason(why)),
+            Err(why) => Best::Never(Kind::of(why)),
         };
         let points = all.entry(Way::of(row)).or_default();
         if points.get(&row.seq_len).is_none_or(|old| better(&new, old)) {
@@ -153,15 +162,15 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
 /// Why none of these rows runs, in every picture of a study: memory, if one of them lacks only that, since its plan passed
 /// every other check before; else what most of them say, of equals the first in the alphabet. A word that is refused is the
 /// reason only where each row has one: without it a row would have had another. None where one runs.
-pub fn why_none<'a>(rows: impl Iterator<Item = &'a Row>) -> Option<String> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+pub fn why_none<'a>(rows: impl Iterator<Item = &'a Row>) -> Option<Kind> {
+    let mut counts: BTreeMap<Kind, usize> = BTreeMap::new();
     for row in rows {
-        *counts.entry(reason(row.mfu.as_ref().err()?)).or_default() += 1;
+        *counts.entry(Kind::of(row.mfu.as_ref().err()?)).or_default() += 1;
     }
-    let most = counts
-        .iter()
-        .max_by_key(|(kind, count)| (*kind == "memory", *kind != "options", **count, std::cmp::Reverse(*kind)));
-    most.map(|(kind, _)| kind.clone())
+    let most = counts.into_iter().max_by_key(|(kind, count)| {
+        (kind.cause == Cause::Memory, kind.cause != Cause::Options, *count, std::cmp::Reverse(kind.clone()))
+    });
+    most.map(|(kind, _)| kind)
 }
 
 /// Of two reasons, memory, as in [`why_none`].
@@ -169,31 +178,33 @@ fn better(new: &Best, old: &Best) -> bool {
     match (new, old) {
         (Best::Mfu { mfu: a, .. }, Best::Mfu { mfu: b, .. }) => a > b,
         (Best::Mfu { .. }, Best::Never(_)) => true,
-        (Best::Never(a), Best::Never(b)) => a == "memory" && b != "memory",
+        (Best::Never(a), Best::Never(b)) => a.cause == Cause::Memory && b.cause != Cause::Memory,
         (Best::Never(_), Best::Mfu { .. }) => false,
     }
 }
 
-/// The word before the colon, or the first two words.
-pub fn reason(why: &str) -> String {
-    let kind = match why.split_once(':') {
-        Some((kind, _)) => kind.trim().to_string(),
-        None => why.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
-    };
-    if kind.is_empty() { "unsaid".into() } else { kind.chars().take(14).collect() }
-}
+impl Kind {
+    pub fn of(why: &Reason) -> Kind {
+        let word = match why.parts() {
+            (word, "") => word.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
+            (word, _) => word.trim().to_string(),
+        };
+        let word = if word.is_empty() { "unsaid".into() } else { word.chars().take(14).collect() };
+        Kind { word, cause: why.cause }
+    }
 
-/// What a kind of reason means, for the legend.
-pub fn meaning(reason: &str) -> &str {
-    match reason {
-        "memory" => "more than a GPU holds",
-        "heads" => "do not divide over Ulysses",
-        "batch" => "too few or uneven sequences",
-        "sequence" => "does not divide evenly",
-        "degrees" => "do not make the GPUs",
-        "time" => "a step too long to tell",
-        "size" => "too long a plan to lay out",
-        _ => "see rows.csv",
+    /// What it means, for the legend.
+    pub fn meaning(&self) -> &str {
+        match self.cause {
+            Cause::Memory => "more than a GPU holds",
+            Cause::Heads => "do not divide over Ulysses",
+            Cause::Batch => "too few or uneven sequences",
+            Cause::Sequence => "does not divide evenly",
+            Cause::Degrees => "do not make the GPUs",
+            Cause::Time => "a step too long to tell",
+            Cause::Size => "too long a plan to lay out",
+            _ => "see rows.csv",
+        }
     }
 }
 
@@ -221,9 +232,11 @@ mod tests {
             options: "default".into(),
             strategy: "ulysses".into(),
             recompute: "none".into(),
-            mfu: why.map_err(String::from),
+            mfu: why.map_err(Reason::from),
         };
-        let of = |whys: &[&str]| why_none(whys.iter().map(|why| row(Err(why))).collect::<Vec<_>>().iter());
+        let of = |whys: &[&str]| {
+            why_none(whys.iter().map(|why| row(Err(why))).collect::<Vec<_>>().iter()).map(|kind| kind.word)
+        };
         assert_eq!(of(&["heads: 3", "batch: few", "heads: 4"]).unwrap(), "heads");
         assert_eq!(of(&["heads: 3", "batch: few"]).unwrap(), "batch");
         assert_eq!(of(&["heads: 3", "memory: 90 GiB", "heads: 4"]).unwrap(), "memory");
@@ -237,6 +250,6 @@ mod tests {
     #[test]
     fn a_batch_may_be_uneven_too() {
         let why = "batch: 4194304 tokens a step are no whole number of sequences of 1000; e.g. 4195000 are";
-        assert!(meaning(&reason(why)).contains("uneven"), "{}", meaning(&reason(why)));
+        assert_eq!(Kind::of(&why.into()).meaning(), "too few or uneven sequences");
     }
 }

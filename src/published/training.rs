@@ -557,7 +557,7 @@ fn needs_of(plan: &Plan, stage: u32) -> Result<f64, String> {
 /// An error, as the reason why there is no prediction.
 pub fn said(error: Error) -> String {
     match error {
-        Error::Infeasible(why) => why,
+        Error::Infeasible(why) => why.to_string(),
         other => other.to_string(),
     }
 }

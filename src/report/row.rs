@@ -3,7 +3,7 @@
 use super::human;
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Reason, Result};
 use crate::plan::kernel::{is_attention, is_product};
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
@@ -44,7 +44,7 @@ pub struct Row {
     pub strategy: String,
     pub feasible: bool,
     /// Why it is not; of one that is and has no times, why it has none.
-    pub why: String,
+    pub why: Reason,
     pub step_time_s: Option<f64>,
     pub tokens_per_s_per_gpu: Option<f64>,
     pub mfu: Option<f64>,
@@ -154,7 +154,7 @@ impl Row {
             self.feasible = false;
             self.why = match refused {
                 Error::Infeasible(why) => why.clone(),
-                other => other.to_string(),
+                other => other.to_string().into(),
             };
         }
     }
@@ -180,11 +180,10 @@ impl Row {
         let Some(memory) = cluster.spec.host.as_ref().and_then(|host| host.memory.as_ref()) else { return };
         if self.feasible && needed > memory.value.value() {
             self.feasible = false;
-            self.why = format!(
-                "host memory: {ranks} ranks of a node need {} of the CPUs' {}; offload less, or use more nodes",
-                human::bytes(needed),
-                human::bytes(memory.value.value())
-            );
+            let [needed, all] = [needed, memory.value.value()].map(human::bytes);
+            let why =
+                format!("{ranks} ranks of a node need {needed} of the CPUs' {all}; offload less, or use more nodes");
+            self.why = Reason::new(Cause::HostMemory, why);
         }
     }
 
@@ -199,27 +198,21 @@ impl Row {
         self.peak_mem_bytes = Some(plan);
         self.mem_room_bytes = Some((capacity - beside).max(0.0) as u64);
         self.feasible = needed <= capacity;
+        if self.feasible {
+            self.why = Reason::default();
+            return;
+        }
         let buffers = match aside.buffers.total() {
             0 => String::new(),
             some => format!(" + {} buffers of {}", human::bytes(some as f64), aside.library),
         };
-        self.why = match self.feasible {
-            true => String::new(),
-            false => format!(
-                "memory: needs {} ({} plan{buffers} + {} reserved) of {}{}",
-                human::bytes(needed),
-                human::bytes(plan as f64),
-                human::bytes(reserved),
-                human::bytes(capacity),
-                match persisting as f64 > capacity - beside {
-                    true => format!(
-                        "; weights, gradients and optimizer state alone are {}",
-                        human::bytes(persisting as f64)
-                    ),
-                    false => String::new(),
-                }
-            ),
+        let alone = match persisting as f64 > capacity - beside {
+            true => format!("; weights, gradients and optimizer state alone are {}", human::bytes(persisting as f64)),
+            false => String::new(),
         };
+        let [needed, plan, reserved, capacity] = [needed, plan as f64, reserved, capacity].map(human::bytes);
+        let why = format!("needs {needed} ({plan} plan{buffers} + {reserved} reserved) of {capacity}{alone}");
+        self.why = Reason::new(Cause::Memory, why);
     }
 
     /// Bytes of a rank's memory that its plan has too many, below 0 where some are left; none where nothing was laid out.

@@ -2,7 +2,7 @@
 
 use super::gate::{GroupLimit, GroupScore};
 use super::{Placement, Trace, file, generate};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::route::{Counts, Route};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -204,8 +204,8 @@ impl Request {
     fn check_size(&self) -> Result<()> {
         let (ranks, slots) = (u64::from(self.ranks), u64::from(self.experts) + u64::from(self.replicas));
         let too_many = |what: String, most: u64, remedy: &str| {
-            let why = format!("routing: {what} are more than the {most} that are followed; {remedy}");
-            Err(Error::infeasible(why))
+            let why = format!("{what} are more than the {most} that are followed; {remedy}");
+            Err(Cause::Routing.infeasible(why))
         };
         let counts = slots.saturating_mul(ranks);
         if counts > MOST_COUNTS {

@@ -1,5 +1,6 @@
 //! Which keys a query of attention may see, and how its scores lean on the distance to them.
 
+use crate::error::{Cause, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,25 +52,26 @@ impl Mask {
         lengths.into_iter().map(of_document).sum()
     }
 
-    /// What is wrong with it for sequences of `seq_len` tokens, and the remedy.
-    pub fn refuse(&self, seq_len: u64) -> Option<String> {
+    /// Errors: what is wrong with it for sequences of `seq_len` tokens, and the remedy.
+    pub fn check(&self, seq_len: u64) -> Result<()> {
         match self.window {
-            Some(0) => return Some("window: 0 keys are none; use at least 1".into()),
+            Some(0) => return Err(Cause::Window.infeasible("0 keys are none; use at least 1")),
             Some(w) if !self.causal => {
-                return Some(format!("window: {w} keys back from a query need a causal mask; leave one of them out"));
+                let why = format!("{w} keys back from a query need a causal mask; leave one of them out");
+                return Err(Cause::Window.infeasible(why));
             }
             _ => {}
         }
         let (total, all) = (self.documents.total(), self.documents.lengths());
         if all.contains(&0) || (!all.is_empty() && total != Some(seq_len)) {
             let sum = total.map_or("more than any sequence".into(), |n| format!("{n} tokens"));
-            return Some(format!(
-                "documents: {} with {sum} in all, but none may be empty and together, or again and again, they fill seq_len {seq_len}; \
+            return Err(Cause::Documents.infeasible(format!(
+                "{} with {sum} in all, but none may be empty and together, or again and again, they fill seq_len {seq_len}; \
                  change a length or seq_len, or write as in 8x4K how many are alike",
                 all.len()
-            ));
+            )));
         }
-        None
+        Ok(())
     }
 }
 

@@ -11,8 +11,8 @@ pub use stages::layers_of_stages;
 pub use words::that_apply;
 
 use super::lengths::lcm;
-use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
+use crate::error::{Cause, Result};
+use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
 use sizes::{batch, documents, heads, sequence, tensor};
 use sparse::sparse;
@@ -41,10 +41,10 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     let t = u64::from(par.tp);
     heads(model.heads / t, (model.attended_kv_heads() / t).max(1), model.qk_dim(), par)?;
     sequence(work.seq_len, par)?;
-    masked(&model.mask(&work.documents), work.seq_len)?;
+    model.mask(&work.documents).check(work.seq_len)?;
     if !work.documents.is_empty() && matches!(model.positions, Positions::Learned { .. }) {
-        let why = "documents: learned positions go on through documents in this version; use a model with rotary ones";
-        return Err(Error::infeasible(why));
+        let why = "learned positions go on through documents in this version; use a model with rotary ones";
+        return Err(Cause::Documents.infeasible(why));
     }
     documents(&work.documents, par)?;
     batch(work, par)?;
@@ -55,7 +55,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
 fn blocks(model: &LlmSpec) -> Result<()> {
     if model.lfa {
         let why = "which no plan of this version has; use a model without";
-        return Err(Error::infeasible(format!("model: {} has localized filtering, {why}", model.name)));
+        return Err(Cause::Model.infeasible(format!("{} has localized filtering, {why}", model.name)));
     }
     Ok(())
 }
@@ -63,12 +63,12 @@ fn blocks(model: &LlmSpec) -> Result<()> {
 /// Refuses options that multi-head latent attention does not go with.
 fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let Some(mla) = model.mla else {
-        let why = "options: recompute-mla-up needs latent attention, which the model has not; leave it out";
-        return if par.options.recompute_mla_up { Err(Error::infeasible(why)) } else { Ok(()) };
+        let why = "recompute-mla-up needs latent attention, which the model has not; leave it out";
+        return if par.options.recompute_mla_up { Err(Cause::Options.infeasible(why)) } else { Ok(()) };
     };
     if mla.rope_dim % 2 == 1 {
-        let why = format!("mla: qk_rope_head_dim {} is odd, but rotary embedding turns pairs", mla.rope_dim);
-        return Err(Error::infeasible(why + "; use an even one"));
+        let why = format!("qk_rope_head_dim {} is odd, but rotary embedding turns pairs", mla.rope_dim);
+        return Err(Cause::Mla.infeasible(why + "; use an even one"));
     }
     let refused = [
         (par.options.unfused, "the option unfused; use a fused kernel"),
@@ -79,7 +79,7 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (model.positions != Positions::Rope, "positions that are not rotary"),
     ];
     match refused.iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(Error::infeasible(format!("mla: latent attention does not go with {what}"))),
+        Some((_, what)) => Err(Cause::Mla.infeasible(format!("latent attention does not go with {what}"))),
         None => Ok(()),
     }
 }
@@ -103,8 +103,8 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     ];
     match refused.iter().find(|(has, _)| *has) {
         Some((_, what)) => {
-            let why = format!("mtp: modules of multi-token prediction are {what}, or train without them (--no-mtp)");
-            Err(Error::infeasible(why))
+            let why = format!("modules of multi-token prediction are {what}, or train without them (--no-mtp)");
+            Err(Cause::Mtp.infeasible(why))
         }
         None => Ok(()),
     }
@@ -119,8 +119,8 @@ fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     ];
     match refused.iter().find(|(has, _)| *has && par.options.mlp_chunks > 0) {
         Some((_, what)) => {
-            let why = format!("options: mlp-chunks is for networks behind attention; {} has {what}", model.name);
-            Err(Error::infeasible(why + "; leave it out"))
+            let why = format!("mlp-chunks is for networks behind attention; {} has {what}", model.name);
+            Err(Cause::Options.infeasible(why + "; leave it out"))
         }
         None => Ok(()),
     }
@@ -144,7 +144,7 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
         (has(Mixer::Experts) != model.moe.is_some(), "a pattern whose experts it does not state"),
     ];
     if let Some((_, what)) = refused.iter().find(|(has, _)| *has) {
-        return Err(Error::infeasible(format!("hybrid: layers of a pattern do not go with {what}")));
+        return Err(Cause::Hybrid.infeasible(format!("layers of a pattern do not go with {what}")));
     }
     model.mamba.map_or(Ok(()), |mamba| states_shared(&mamba, par))
 }
@@ -156,17 +156,17 @@ fn states_shared(mamba: &MambaSpec, par: &Parallelism) -> Result<()> {
     let MambaSpec { groups, heads, .. } = *mamba;
     if !groups.is_multiple_of(t) || !heads.is_multiple_of(t) {
         let good = list((2..=groups).filter(|t| groups.is_multiple_of(*t) && heads.is_multiple_of(*t)));
-        let why = format!("tp: {groups} groups of {heads} state-space heads are not divisible by tp {t}");
-        return Err(Error::infeasible(format!("{why}; use {good}")));
+        let why = format!("{groups} groups of {heads} state-space heads are not divisible by tp {t}");
+        return Err(Cause::Tp.infeasible(format!("{why}; use {good}")));
     }
     let here = mamba.part(t);
     if !here.shares(both) {
         let good = list((2..=here.heads).filter(|ranks| here.shares(*ranks)));
         let why = format!(
-            "heads: the {} state-space heads in {} groups of a rank are not shared by ring {} x ulysses {}",
+            "the {} state-space heads in {} groups of a rank are not shared by ring {} x ulysses {}",
             here.heads, here.groups, par.ring, par.ulysses
         );
-        return Err(Error::infeasible(format!("{why}; use a product of {good}")));
+        return Err(Cause::Heads.infeasible(format!("{why}; use a product of {good}")));
     }
     Ok(())
 }
@@ -174,8 +174,8 @@ fn states_shared(mamba: &MambaSpec, par: &Parallelism) -> Result<()> {
 /// Checks that every position has its row in the table, where positions are learned.
 fn positions(model: &LlmSpec, work: &Workload) -> Result<()> {
     match model.positions {
-        Positions::Learned { max } if work.seq_len > max => Err(Error::infeasible(format!(
-            "positions: seq_len {} is more than the {max} positions that {} has learned; use at most {max}",
+        Positions::Learned { max } if work.seq_len > max => Err(Cause::Positions.infeasible(format!(
+            "seq_len {} is more than the {max} positions that {} has learned; use at most {max}",
             work.seq_len, model.name
         ))),
         _ => Ok(()),
@@ -189,8 +189,8 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     options(par)?;
     let others = [("dp", par.dp), ("tp", par.tp), ("pp", par.pp), ("vp", par.vp), ("ep", par.ep)];
     if let Some((name, degree)) = others.into_iter().find(|(_, degree)| *degree != 1) {
-        let why = format!("degrees: {name} {degree} does not split an attention alone; use {name} 1");
-        return Err(Error::infeasible(why));
+        let why = format!("{name} {degree} does not split an attention alone; use {name} 1");
+        return Err(Cause::Degrees.infeasible(why));
     }
     let sizes = [
         ("batch", spec.batch, 1 << 20),
@@ -200,16 +200,16 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     ];
     if let Some((name, size, most)) = sizes.into_iter().find(|(_, size, most)| *size == 0 || size > most) {
         let nearest = size.clamp(1, most);
-        return Err(Error::infeasible(format!("sizes: {name} {size} is outside 1..={most}; the nearest is {nearest}")));
+        return Err(Cause::Sizes.infeasible(format!("{name} {size} is outside 1..={most}; the nearest is {nearest}")));
     }
     if !spec.heads.is_multiple_of(spec.kv_heads) {
         let good = list((1..=spec.heads).filter(|kv| spec.heads.is_multiple_of(*kv)));
-        let why = format!("heads: heads {} is not a multiple of kv_heads {}; use {good}", spec.heads, spec.kv_heads);
-        return Err(Error::infeasible(why));
+        let why = format!("heads {} is not a multiple of kv_heads {}; use {good}", spec.heads, spec.kv_heads);
+        return Err(Cause::Heads.infeasible(why));
     }
     heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;
     sequence(spec.seq_len, par)?;
-    masked(&spec.mask, spec.seq_len)?;
+    spec.mask.check(spec.seq_len)?;
     documents(&spec.mask.documents, par)
 }
 
@@ -218,14 +218,10 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
 pub fn pass(pass: Pass, par: &Parallelism) -> Result<()> {
     let alone = pass.has_backward() && !pass.has_forward();
     if alone && par.options.unfused {
-        let why = "options: unfused scores are those of the forward pass, which is left out; use both passes";
-        return Err(Error::infeasible(why));
+        let why = "unfused scores are those of the forward pass, which is left out; use both passes";
+        return Err(Cause::Options.infeasible(why));
     }
     Ok(())
-}
-
-fn masked(mask: &Mask, seq_len: u64) -> Result<()> {
-    mask.refuse(seq_len).map_or(Ok(()), |why| Err(Error::infeasible(why)))
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {
@@ -239,15 +235,15 @@ fn degrees(par: &Parallelism) -> Result<()> {
         ("ep", par.ep),
     ];
     if let Some((name, _)) = all.iter().find(|(_, degree)| *degree == 0) {
-        return Err(Error::infeasible(format!("degrees: {name} is 0; the least is 1")));
+        return Err(Cause::Degrees.infeasible(format!("{name} is 0; the least is 1")));
     }
     let ranks = [par.dp, par.pp, par.ring, par.ulysses, par.tp].iter().fold(1u64, |n, &d| n.saturating_mul(d.into()));
     if ranks > 1 << 20 {
-        let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
-        return Err(Error::infeasible(why));
+        let why = format!("dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
+        return Err(Cause::Degrees.infeasible(why));
     }
     if par.zero > 3 {
-        return Err(Error::infeasible(format!("zero: there is no stage {}; use 0, 1, 2 or 3", par.zero)));
+        return Err(Cause::Zero.infeasible(format!("there is no stage {}; use 0, 1, 2 or 3", par.zero)));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Refuses sizes that no machine has at once, before they become an allocation, an overflow or a wait.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::{Op, OpKind, Plan};
 use crate::spec::{AttentionSpec, KvPath, LlmSpec, Options, Parallelism, Workload};
 use crate::strategy::feasible;
@@ -22,11 +22,8 @@ const MOST_OPS: f64 = 1e6;
 /// The most FLOPs of one kernel: they are counted in 64 bits.
 const MOST_FLOPS: f64 = (1u64 << 63) as f64;
 
-/// The beginning of reasons that lie with this program, and not with the machine.
-pub const SIZE: &str = "size: ";
-
 fn too_much(what: String) -> Result<()> {
-    Err(Error::infeasible(format!("{SIZE}{what}")))
+    Err(Cause::Size.infeasible(what))
 }
 
 /// Checks what can be told before the plan is built. Errors: what [`feasible::check`] refuses, a size beyond the limits

@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::collective::exchange::{Aside, aside_of_plan};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout, with_kept};
 use crate::plan::route::dropped;
@@ -367,7 +367,7 @@ impl Case {
     }
 
     /// The row of a point that has no plan.
-    pub fn infeasible(&self, point: &Point, why: String) -> Row {
+    pub fn infeasible(&self, point: &Point, why: Reason) -> Row {
         Row {
             model: self.model.name.clone(),
             cluster: self.cluster.spec.name.clone(),
@@ -376,8 +376,7 @@ impl Case {
             seq_len: point.seq_len,
             global_batch: point.global_batch,
             micro_batch: point.micro_batch,
-            // A line of rows.csv is one line.
-            why: why.replace('\n', " "),
+            why: why.in_a_line(),
             ..Row::default()
         }
         .with_parallelism(&point.par, point.par.strategy(self.model.moe.is_some()))
@@ -422,7 +421,7 @@ mod tests {
         assert!(memory.iter().all(Option::is_some) && row.mem_room_bytes > row.peak_mem_bytes);
         assert_eq!(memory.iter().flatten().sum::<u64>(), row.peak_mem_bytes.unwrap());
         assert_eq!(Point::of_row(&row), point());
-        let blank = case().infeasible(&point(), String::new());
+        let blank = case().infeasible(&point(), Reason::default());
         let same = |r: &Row| (r.strategy.clone(), r.model.clone(), r.recompute.clone(), r.gpus, r.cluster.clone());
         assert_eq!(same(&blank), same(&row));
     }
@@ -492,7 +491,7 @@ mod tests {
         let (case, point) = mixture("qwen3-30b-a3b", "dgx-h100", 64, 32, "dispatch-deepep-v1-ll");
         let row = case.row(&point).unwrap();
         let part = "plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved) of 79.6 GiB";
-        assert!(!row.feasible && row.why.contains(part), "{}", row.why);
+        assert!(!row.feasible && row.why.to_string().contains(part), "{}", row.why);
         let plan = case.plan(&point).unwrap();
         let aside = case.aside(&plan).unwrap().buffers.total();
         let route = Route::new([32, 8], 128, 8, Counts::Balanced { tokens: 32768 }).unwrap();
@@ -545,9 +544,12 @@ mod tests {
             row.why
         };
         let many = why("deepseek-v3", "dgx-h200", 256, 256, "dispatch-deepep-v1-normal");
-        assert_eq!(many, "DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2");
+        assert_eq!(many, "DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2".into());
         let old = why("qwen3-30b-a3b", "dgx-a100", 64, 32, "dispatch-hybrid-ep");
-        assert!(old.contains("Hybrid-EP runs on NVIDIA's GPUs from Hopper on, which a100-sxm4-80gb is not"), "{old}");
+        assert!(
+            old.to_string().contains("Hybrid-EP runs on NVIDIA's GPUs from Hopper on, which a100-sxm4-80gb is not"),
+            "{old}"
+        );
     }
 
     #[test]
@@ -562,7 +564,7 @@ mod tests {
             (Point { global_batch: 1 << 32, ..point() }, "microbatches"),
         ] {
             let row = case().row(&point).unwrap();
-            assert!(!row.feasible && row.why.contains(part), "{}", row.why);
+            assert!(!row.feasible && row.why.to_string().contains(part), "{}", row.why);
         }
     }
 }

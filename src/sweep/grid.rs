@@ -3,7 +3,7 @@
 use super::asked::{Asked, above_zero, least, trained};
 use super::frames::Frames;
 use super::{Case, Point};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Reason, Result};
 use crate::report::Row;
 use crate::spec::{Documents, Dtype, LlmSpec, Options, Parallelism, Recompute};
 use serde::{Deserialize, Serialize};
@@ -155,10 +155,9 @@ impl Grid {
             Batch::TokensPerStep(tokens) if !tokens.is_multiple_of(point.seq_len) => {
                 let seq_len = point.seq_len;
                 let near = tokens.div_ceil(seq_len) * seq_len;
-                let why = format!(
-                    "batch: {tokens} tokens a step are no whole number of sequences of {seq_len}; e.g. {near} are"
-                );
-                Ok(case.infeasible(point, why))
+                let why =
+                    format!("{tokens} tokens a step are no whole number of sequences of {seq_len}; e.g. {near} are");
+                Ok(case.infeasible(point, Reason::new(Cause::Batch, why)))
             }
             _ => frames.row(point),
         }

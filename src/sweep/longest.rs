@@ -7,7 +7,7 @@
 use super::asked::{trained, usual_ep};
 use super::store::{Store, written};
 use super::{Case, Point};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Reason, Result};
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
 use crate::strategy::lengths::{PART, bisect, grain};
@@ -50,7 +50,7 @@ pub struct Question {
 pub struct Longest {
     pub row: Row,
     /// Why no longer one; nothing where no plan may be longer.
-    pub beyond: String,
+    pub beyond: Reason,
 }
 
 impl Question {
@@ -101,7 +101,7 @@ impl Question {
             if split == 0 || !u64::from(way.gpus).is_multiple_of(split) {
                 let Way { gpus, ulysses, ring, tp, pp, .. } = way;
                 let why = format!("ulysses {ulysses} x ring {ring} x tp {tp} x pp {pp} does not divide gpus {gpus}");
-                return Err(Error::infeasible(format!("degrees: {why}; change one of them")));
+                return Err(Cause::Degrees.infeasible(format!("{why}; change one of them")));
             }
             all.extend(self.measures.iter().map(|&options| {
                 let par = Parallelism {
@@ -176,7 +176,7 @@ impl Case {
     /// The longest sequence that fits with one on each replica, and its step; where not even the shortest does, that one's row.
     pub fn longest(&self, par: &Parallelism) -> Result<Longest> {
         let grain = grain(par);
-        let mut beyond = String::new();
+        let mut beyond = Reason::default();
         let longest = bisect(grain, |seq_len| {
             let row = self.laid_out(&one_each(par, seq_len))?;
             if !row.feasible {
@@ -245,8 +245,8 @@ mod tests {
             assert!(found.row.feasible && found.row.step_time_s.is_some(), "{words}");
             let next = seq_len + (seq_len / PART).next_multiple_of(grain(&par));
             let row = case.row(&one_each(&par, next)).unwrap();
-            assert!(!row.feasible && row.why.contains("memory: needs"), "{words}: {}", row.why);
-            assert!(found.beyond.contains("memory: needs"), "{}", found.beyond);
+            assert!(!row.feasible && row.why.to_string().starts_with("memory: needs"), "{words}: {}", row.why);
+            assert_eq!(found.beyond.cause, Cause::Memory, "{}", found.beyond);
             assert_eq!(case.beyond(&found.row).unwrap().row, found.row);
         }
     }
@@ -270,9 +270,9 @@ mod tests {
         let par = Parallelism { dp: 8, tp: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
         let found = case.longest(&par).unwrap();
         assert!(found.row.feasible && found.row.seq_len == 2048, "{} {}", found.row.seq_len, found.beyond);
-        assert!(found.beyond.contains("position"), "{}", found.beyond);
+        assert!(found.beyond.cause == Cause::Positions, "{}", found.beyond);
         let none = case.longest(&Parallelism { dp: 64, tp: 1, zero: 0, ..par }).unwrap();
-        assert!(!none.row.feasible && none.beyond.contains("memory: needs"), "{}", none.beyond);
+        assert!(!none.row.feasible && none.beyond.cause == Cause::Memory, "{}", none.beyond);
     }
 
     /// What fits is the longest, whether or not its step can be told; and what is known of it is believed again.
@@ -282,7 +282,7 @@ mod tests {
         let par = Parallelism { dp: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
         let found = tiny.longest(&par).unwrap();
         assert!(found.row.feasible && found.row.step_time_s.is_none() && found.row.mfu.is_none(), "{:?}", found.row);
-        assert!(found.row.why.starts_with("time: ") && found.beyond.contains("memory: needs"), "{found:?}");
+        assert!([found.row.why.cause, found.beyond.cause] == [Cause::Time, Cause::Memory], "{found:?}");
         assert_eq!(tiny.told(&Point::of_row(&found.row)).unwrap(), found.row);
         let question = Question {
             title: None,

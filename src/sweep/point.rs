@@ -1,6 +1,6 @@
 //! One configuration on a number of GPUs.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::About;
 use crate::report::Row;
 use crate::spec::Parallelism;
@@ -42,20 +42,20 @@ impl Point {
         let [p, r, u, t] = degrees;
         let named = format!("ulysses {u} x ring {r} x tp {t} x pp {p}");
         if split == 0 {
-            return Err(Error::infeasible(format!("degrees: {named}: a degree of 0; the least is 1")));
+            return Err(Cause::Degrees.infeasible(format!("{named}: a degree of 0; the least is 1")));
         }
         if !u64::from(gpus).is_multiple_of(split) {
-            let why = format!("degrees: gpus {gpus} is not a multiple of {named} = {split}; change one of them");
-            return Err(Error::infeasible(why));
+            let why = format!("gpus {gpus} is not a multiple of {named} = {split}; change one of them");
+            return Err(Cause::Degrees.infeasible(why));
         }
         if split * u64::from(par.dp) != u64::from(gpus) {
             let why = format!(
-                "degrees: dp {} x {named} is {}, not gpus {gpus}; use dp {}",
+                "dp {} x {named} is {}, not gpus {gpus}; use dp {}",
                 par.dp,
                 u128::from(split) * u128::from(par.dp),
                 u64::from(gpus) / split
             );
-            return Err(Error::infeasible(why));
+            return Err(Cause::Degrees.infeasible(why));
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Case {
         match row.over() {
             Some(over) if over > 0.0 => {
                 let found = Search { case: self, point, over, batch_said }.words()?;
-                Ok(Row { why: format!("{}; {found}", row.why), ..row })
+                Ok(Row { why: row.why.and(found), ..row })
             }
             _ => Ok(row),
         }
@@ -316,6 +316,7 @@ fn joined(words: &[String], last: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Cause;
     use crate::spec::LlmSpec;
 
     fn case(model: &str, gpus: u32) -> Case {
@@ -324,8 +325,8 @@ mod tests {
 
     fn why(case: &Case, point: Point) -> String {
         let row = case.row(&point).unwrap();
-        assert!(row.why.starts_with("memory: "), "{}", row.why);
-        case.with_remedies(&point, row, false).unwrap().why
+        assert_eq!(row.why.cause, Cause::Memory, "{}", row.why);
+        case.with_remedies(&point, row, false).unwrap().why.to_string()
     }
 
     /// The point with the flags of one remedy, as someone types them who reads it, and has said nothing of the batch where it is
@@ -403,7 +404,7 @@ mod tests {
         assert_eq!(hold(&whole, point)[0], "micro_batch 2 and global_batch 64");
         // A batch that was said is not said again, be it the usual one or not.
         let row = whole.row(&point).unwrap();
-        let why = whole.with_remedies(&point, row, true).unwrap().why;
+        let why = whole.with_remedies(&point, row, true).unwrap().why.to_string();
         assert!(why.contains("fits with micro_batch 2 (") && !why.contains("global_batch"), "{why}");
         point.global_batch = 128;
         assert_eq!(hold(&whole, point)[0], "micro_batch 2");

@@ -2,7 +2,7 @@
 
 use super::{Case, Point};
 use crate::collective::nccl;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::CollectiveKind;
 use crate::routing::shadow::{Costs, shadowed};
 use crate::spec::{Mlp, Parallelism};
@@ -16,7 +16,7 @@ impl Case {
     /// of the group.
     pub fn shadows(&self, point: &Point) -> Result<u32> {
         let Some(moe) = self.model.moe else {
-            return Err(Error::infeasible(format!("shadow: of experts; {} has none, leave it out", self.model.name)));
+            return Err(Cause::Shadow.infeasible(format!("of experts; {} has none, leave it out", self.model.name)));
         };
         let mut options = point.par.options;
         options.shadow = 0;
@@ -24,9 +24,9 @@ impl Case {
         let route =
             self.routing.route(&self.model, &self.workload(&point)?, &point.par, self.cluster.spec.gpus_per_node)?;
         let Some(route) = route.filter(|route| route.is_listed()) else {
-            let why = "shadow: where rows are expected values no expert is hotter than another; use --routing zipf:1.0, or \
+            let why = "where rows are expected values no expert is hotter than another; use --routing zipf:1.0, or \
                        another that is drawn or read";
-            return Err(Error::infeasible(why));
+            return Err(Cause::Shadow.infeasible(why));
         };
         if route.ranks == 1 {
             return Ok(0);

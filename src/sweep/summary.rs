@@ -27,7 +27,7 @@ pub fn best(rows: &[Row]) -> Vec<Best> {
         let best = all.entry(row.seq_len).or_insert(empty);
         best.points += 1;
         if !row.feasible {
-            *best.infeasible.entry(kind(&row.why)).or_default() += 1;
+            *best.infeasible.entry(row.why.parts().0.to_string()).or_default() += 1;
         } else if best.row.as_ref().is_none_or(|old| row.mfu > old.mfu) {
             best.row = Some(row.clone());
         }
@@ -47,11 +47,6 @@ pub fn nothing_runs(case: &Case, rows: &[Row]) -> Result<Option<String>> {
     let row = case.with_remedies(&Point::of_row(row), row.clone(), true)?;
     let Row { seq_len, recompute, why, .. } = &row;
     Ok(Some(format!("{}, {}, recompute {recompute}: {why}", tokens(*seq_len), way(&row))))
-}
-
-/// The word before the colon.
-fn kind(why: &str) -> String {
-    why.split(':').next().unwrap_or(why).to_string()
 }
 
 /// All of a way that has no column of its own: with it, and the columns, a point can be asked for again. What `estimate` takes
@@ -102,17 +97,18 @@ pub fn render(rows: &[Row]) -> String {
 /// One point of each kind that does not run, in full: of those that lack memory the one that lacks least, else the reason
 /// met most often.
 fn examples(rows: &[Row]) -> String {
-    let mut kinds: BTreeMap<String, BTreeMap<&str, Vec<&Row>>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, BTreeMap<&str, Vec<&Row>>> = BTreeMap::new();
     for row in rows.iter().filter(|row| !row.feasible) {
-        kinds.entry(kind(&row.why)).or_default().entry(&row.why).or_default().push(row);
+        let (kind, why) = row.why.parts();
+        kinds.entry(kind).or_default().entry(why).or_default().push(row);
     }
     let mut table = Table::new("<><");
     for (kind, whys) in &kinds {
-        let example = whys.values().min_by_key(|rows| (rows[0].peak_mem_bytes, Reverse(rows.len())));
-        let (row, count) = (example.expect("a kind was met")[0], whys.values().map(Vec::len).sum::<usize>());
-        let why = row.why.strip_prefix(kind.as_str()).unwrap_or(&row.why).trim_start_matches([':', ' ']);
+        let example = whys.iter().min_by_key(|(_, rows)| (rows[0].peak_mem_bytes, Reverse(rows.len())));
+        let (why, rows) = example.expect("a kind was met");
+        let (row, count) = (rows[0], whys.values().map(Vec::len).sum::<usize>());
         let said = format!("{}, {}, recompute {}: {why}", tokens(row.seq_len), way(row), row.recompute);
-        table.row([kind.clone(), count.to_string(), said]);
+        table.row([kind.to_string(), count.to_string(), said]);
     }
     if kinds.is_empty() { String::new() } else { format!("\ndo not run, for example\n{}", table.render("  ")) }
 }

@@ -9,7 +9,7 @@ use super::job::What;
 use crate::collective::forward::{self, Load, Message, Round};
 use crate::device::Threads;
 use crate::device::measured::{exchange_key, slower};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::rows::place_of;
 use crate::plan::{Lane, OpKind};
 use std::rc::Rc;
@@ -51,7 +51,7 @@ impl Exchange {
         };
         if !plan.route_of(*route, rank).is_listed() {
             let why = "its route is balanced, which says how many rows go and not which; give --routing uniform";
-            return Err(Error::infeasible(format!("{}: {why}", path())));
+            return Err(Cause::Other.infeasible(format!("{}: {why}", path())));
         }
         let number = plan.route_number(*route, rank);
         let rounds = shared
@@ -64,7 +64,7 @@ impl Exchange {
         let name = exchange_key(load.phase, load.dtype);
         let Some(curve) = shared.threads.exchanges.get(&name) else {
             let why = format!("the profile has timed no `{name}`; write a new one with `foretrain calibrate --on cpu`");
-            return Err(Error::infeasible(format!("{}: {why}", path())));
+            return Err(Cause::Other.infeasible(format!("{}: {why}", path())));
         };
         let size = load.size().map(|x| x.max(1.0));
         let row_s = curve.at(&size).0 / load.rows().max(1) as f64;

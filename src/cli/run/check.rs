@@ -1,6 +1,6 @@
 //! A run held against dense training in f64: what it is off by, and what may be rounding.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::exec::source::Source;
 use crate::exec::{Run, reference, routing};
 use crate::plan::{Dtype, Plan};
@@ -124,10 +124,10 @@ pub fn small_enough(plan: &Plan, steps: u64) -> Result<()> {
     let work = model.flops_per_token(plan.about.seq_len) * tokens as f64;
     if work > 1e11 {
         let why = format!(
-            "size: --check computes {} again on one thread, {work:.0e} FLOPs of it; use a smaller model, seq_len or global_batch",
+            "--check computes {} again on one thread, {work:.0e} FLOPs of it; use a smaller model, seq_len or global_batch",
             model.name
         );
-        return Err(Error::infeasible(why));
+        return Err(Cause::Size.infeasible(why));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::cli::chosen::Chosen;
 use crate::cli::config::{Defaults, GPUS, LOCAL};
 use crate::device::Profile;
 use crate::device::measured::GpuSide;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::exec::cuda::fused::{Attention, OWN};
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::{driver, joined, run as cuda};
@@ -195,12 +195,12 @@ impl Machine {
         let wait = rough_seconds(plan, cores.min(devices));
         if wait > LONGEST_S {
             let why = format!(
-                "size: the run would take about {:.0} minutes on this machine, more than {:.0}; use a smaller model, \
+                "the run would take about {:.0} minutes on this machine, more than {:.0}; use a smaller model, \
                  seq_len or global_batch, or fewer ranks",
                 wait / 60.0,
                 LONGEST_S / 60.0
             );
-            return Err(Error::infeasible(why));
+            return Err(Cause::Size.infeasible(why));
         }
         Ok((0..plan.ranks()).map(|rank| rank % devices).collect())
     }
@@ -229,7 +229,7 @@ impl Machine {
         }
         let why = "the weights of a mixture train for one step on cuda: its routers choose anew in each step, and a plan \
                    is for one; use --steps 1, or --on cpu";
-        Err(Error::infeasible(format!("routing: {why}")))
+        Err(Cause::Routing.infeasible(why))
     }
 
     /// Trains where routers choose anew in each step.

@@ -3,7 +3,7 @@
 //! routers are others, and the next one gets a plan of its own.
 
 use crate::cli::config::{Config, Defaults};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::exec::reference::{self, DenseConfig};
 use crate::exec::routing;
 use crate::exec::source::Source;
@@ -34,7 +34,7 @@ impl<'a> Router<'a> {
         if plan.routes.is_empty() {
             return Ok(None);
         }
-        let refused = |why: String| Err(Error::infeasible(format!("routing: {why}")));
+        let refused = |why: String| Err(Cause::Routing.infeasible(why));
         if file.is_some() {
             return refused(
                 "a plan has its own routes, which the routers of --weights did not choose; leave --plan out".into(),

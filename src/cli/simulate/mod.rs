@@ -312,7 +312,7 @@ fn over(
     text.push_str(&format!(
         "\n{events} events of {classes} classes of ranks in {took}, {slowed} transfers slowed by others\n"
     ));
-    let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
+    let error = (!report.row.feasible).then(|| Error::Infeasible(report.row.why.clone()));
     let (critical_path, critical_parts, utilisation, nearly_critical, exposed_s) =
         why.map_or_else(Default::default, |w| (w.critical_path, w.parts, w.utilisation, w.next, w.exposed));
     let found = Found {

@@ -3,7 +3,7 @@
 
 use super::{Buffers, ExchangeAlgo, buffers};
 use crate::cluster::Cluster;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::route::{Phase, Route, Wire, of_tokens};
 use crate::plan::{OpKind, Plan};
 use crate::spec::{Architecture, Transport};
@@ -92,7 +92,7 @@ pub fn runs_on(algo: ExchangeAlgo, cluster: &Cluster, nodes: u32) -> Result<()> 
     } else {
         return Ok(());
     };
-    Err(Error::infeasible(format!("dispatch: {name} {why}; use nccl, allgather or hierarchical")))
+    Err(Cause::Dispatch.infeasible(format!("{name} {why}; use nccl, allgather or hierarchical")))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use super::streamed::{Library, library, streamed};
 use super::{Estimate, Hop, Setting, Traffic, deepep_normal, via};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::route::{Route, expected_unique};
 use crate::spec::{Architecture, ExchangeSpec};
 
@@ -45,7 +45,7 @@ fn raw_sms(spec: &ExchangeSpec, route: &Route, architecture: Architecture) -> Re
     let Some(links) = rule.links.get(&name) else {
         let known: Vec<_> = rule.links.keys().cloned().collect();
         let why = format!("DeepEP V2 has no rule of SMs for {name}; it knows {}", known.join(", "));
-        return Err(Error::infeasible(why));
+        return Err(Cause::Other.infeasible(why));
     };
     if route.ranks == 1 {
         // Nothing travels.

@@ -14,7 +14,7 @@ use super::exchange::Between;
 use super::lower::{Launch, Where, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::exec::arena::{Data, Peak};
 use crate::exec::outputs;
 use crate::exec::rank::Done;
@@ -516,8 +516,8 @@ pub fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &
         let [free, _] = device.memory(gpu)?;
         if ranks + more + RESERVE > free {
             let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-            return Err(Error::infeasible(format!(
-                "memory: {} ranks need {:.1} GiB on GPU {gpu} ({}), scratch memory and constants {:.1} GiB, and {:.1} GiB \
+            return Err(Cause::Memory.infeasible(format!(
+                "{} ranks need {:.1} GiB on GPU {gpu} ({}), scratch memory and constants {:.1} GiB, and {:.1} GiB \
                  stay free for the libraries; {:.1} GiB are free there: use more GPUs, fewer ranks, a smaller model or seq_len",
                 here.len(),
                 gib(ranks),

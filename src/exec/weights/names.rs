@@ -2,7 +2,7 @@
 //! matrix, gate and up in another, all `[out, in]`, and those of all experts of a layer below each other; a Llama's file
 //! has them apart, a mixture's every expert too, GPT-2's has q, k and v together but `[in, out]`, as its Conv1D multiplies.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::Param;
 use crate::spec::{COMPUTED, LlmSpec, Mlp, MtpSpec, Norm, Positions};
 use std::ops::Range;
@@ -52,8 +52,8 @@ impl Family {
     pub fn of(model: &LlmSpec) -> Result<Family> {
         let refused = |what: &str| {
             let known = COMPUTED.join(", ");
-            let why = format!("weights: {} has {what}; read and written are the layers of {known}", model.name);
-            Err(Error::infeasible(why))
+            let why = format!("{} has {what}; read and written are the layers of {known}", model.name);
+            Err(Cause::Weights.infeasible(why))
         };
         if model.lfa || (model.mla.is_some() && model.moe.is_none()) {
             return refused("filters, or latent attention without experts");

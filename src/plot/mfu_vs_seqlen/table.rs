@@ -31,7 +31,7 @@ pub(super) fn table(frame: &Frame, groups: &[Group], stages: usize, batches: &BT
             match group.top(length) {
                 Some(best) => marks.extend(entry(group, &best, at, width, [stages > 1, batches.contains(&length)])),
                 None => {
-                    let why = group.reason(length).unwrap_or("-");
+                    let why = group.reason(length).map_or("-", |kind| &kind.word);
                     marks.push(Mark::text((x, middle), why, 14.0, FAINT, Align::Middle));
                 }
             }

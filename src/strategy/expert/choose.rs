@@ -1,7 +1,7 @@
 //! The ways of a step's tokens to experts: what a user asks for becomes the route of its layers.
 
 use super::super::feasible;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::{Counts, Route};
 use crate::routing;
 use crate::routing::gate::{GroupLimit, choose};
@@ -61,9 +61,9 @@ impl Routing {
         }
         let Some(mut trace) = self.trace([tokens, u64::from(ranks), u64::from(node)], &moe, &model.name)? else {
             if o.shadow > 0 {
-                let why = "shadow: where rows are expected values no expert is hotter than another; use --routing zipf:1.0, \
+                let why = "where rows are expected values no expert is hotter than another; use --routing zipf:1.0, \
                            or another that is drawn or read";
-                return Err(Error::infeasible(why));
+                return Err(Cause::Shadow.infeasible(why));
             }
             return even(tokens, [ranks, node], &moe, par).map(Some);
         };
@@ -104,13 +104,13 @@ impl Routing {
                 if moe.groups.is_some() =>
             {
                 let why = format!(
-                    "routing: tokens of {model} choose among groups of experts, which {routing:?} knows nothing of; use \
+                    "tokens of {model} choose among groups of experts, which {routing:?} knows nothing of; use \
                      balanced, uniform, zipf:1.0 or another that is drawn, or a file of what its router chose"
                 );
-                Err(Error::infeasible(why))
+                Err(Cause::Routing.infeasible(why))
             }
             Routing::Traced { routing: routing::Routing::File(path), .. } => {
-                let refused = |why| Error::infeasible(format!("routing: {}: {why}", path.display()));
+                let refused = |why| Cause::Routing.infeasible(format!("{}: {why}", path.display()));
                 file::read(path, experts)?.repeated(tokens, ranks).map_err(refused).map(Some)
             }
             Routing::Traced { routing, seed } => {
@@ -156,9 +156,10 @@ fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) 
         }
     };
     if let Some((room, _)) = room.filter(|(room, _)| (*room as f64) < share) {
-        let why =
-            format!("capacity: {room} tokens of {share:.1} for an expert of a rank, and balanced rows are no tokens");
-        return Err(Error::infeasible(format!("{why} that could be dropped; use --routing uniform, or more room")));
+        let why = format!("{room} tokens of {share:.1} for an expert of a rank, and balanced rows are no tokens");
+        return Err(
+            Cause::Capacity.infeasible(format!("{why} that could be dropped; use --routing uniform, or more room"))
+        );
     }
     let route = Route::new([ranks, node], experts + replicas, topk, Counts::Balanced { tokens })?;
     let route = match (replicas, moe.groups) {
@@ -169,8 +170,8 @@ fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) 
             route.holding(placement.shared_first().of_slot)?
         }
         (_, Some(_)) => {
-            let why = "replicas: of experts in groups, where rows are expected values; use --routing uniform";
-            return Err(Error::infeasible(why));
+            let why = "of experts in groups, where rows are expected values; use --routing uniform";
+            return Err(Cause::Replicas.infeasible(why));
         }
     };
     padded(route, room.filter(|(_, pads)| *pads).map(|(room, _)| room))
@@ -179,7 +180,7 @@ fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) 
 /// The route with room for `room` rows in every slot, filled up with zeros; unchanged without `room`.
 fn padded(route: Route, room: Option<u64>) -> Result<Route> {
     let Some(room) = room else { return Ok(route) };
-    let rows = u32::try_from(room).map_err(|_| Error::infeasible(format!("capacity: {room} rows; use less")))?;
+    let rows = u32::try_from(room).map_err(|_| Cause::Capacity.infeasible(format!("{room} rows; use less")))?;
     route.padded(rows)
 }
 

@@ -1,7 +1,7 @@
 //! Checks of mixtures: how experts are spread over ranks, what carries their rows, and what neither goes with.
 
 use super::list;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plan::Route;
 use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, MoeSpec, Parallelism, Recompute, Workload};
 use crate::strategy::expert;
@@ -80,7 +80,7 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         ),
     ];
     match refused.iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(Error::infeasible(format!("experts: not together with {what}"))),
+        Some((_, what)) => Err(Cause::Experts.infeasible(format!("not together with {what}"))),
         None => Ok(()),
     }
 }
@@ -89,17 +89,17 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
 fn dense(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     if o.replicas > 0 || o.shadow > 0 || o.capacity != Capacity::Unlimited {
-        let what = match (o.replicas, o.shadow) {
-            (0, 0) => "capacity",
-            (0, _) => "shadow",
-            _ => "replicas",
+        let cause = match (o.replicas, o.shadow) {
+            (0, 0) => Cause::Capacity,
+            (0, _) => Cause::Shadow,
+            _ => Cause::Replicas,
         };
-        return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
+        return Err(cause.infeasible(format!("of experts; {} has none, leave it out", model.name)));
     }
     match (ep, o.words().into_iter().find(|word| of_experts(word))) {
         (1, None) => Ok(()),
-        (1, Some(word)) => Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name))),
-        _ => Err(Error::infeasible(format!("ep: {ep}, but {} has no experts; use ep 1", model.name))),
+        (1, Some(word)) => Err(Cause::Options.infeasible(format!("{word} needs experts; {} has none", model.name))),
+        _ => Err(Cause::Ep.infeasible(format!("{ep}, but {} has no experts; use ep 1", model.name))),
     }
 }
 
@@ -111,19 +111,18 @@ fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
         let slots = moe.experts + u64::from(o.replicas);
         let most = moe.experts * u64::from(ep - 1);
         if ep == 1 {
-            return Err(Error::infeasible("replicas: on one rank, where nothing is to be evened out; use ep above 1"));
+            return Err(Cause::Replicas.infeasible("on one rank, where nothing is to be evened out; use ep above 1"));
         }
         if !slots.is_multiple_of(u64::from(ep)) || u64::from(o.replicas) > most {
             let good = (slots.next_multiple_of(u64::from(ep)) - moe.experts).min(most / u64::from(ep) * u64::from(ep));
-            let why = format!("replicas: {} slots of experts and copies do not divide over ep {ep}", slots);
-            return Err(Error::infeasible(format!("{why}, or are too many; use {good}")));
+            let why = format!("{} slots of experts and copies do not divide over ep {ep}", slots);
+            return Err(Cause::Replicas.infeasible(format!("{why}, or are too many; use {good}")));
         }
     } else if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
         let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
         let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
-        let why =
-            format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
-        return Err(Error::infeasible(format!("{why}; use {good}")));
+        let why = format!("{ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
+        return Err(Cause::Ep.infeasible(format!("{why}; use {good}")));
     }
     // The ranks of a stage are not consecutive, but those that share its sequences are; Megatron Core asks for the same
     // (`decoder_rank_generator.get_ranks('pp')` and that of experts have to agree).
@@ -143,14 +142,13 @@ fn of_experts(word: &str) -> bool {
 
 /// Refuses options that need the choices before a plan is built, where routers choose step by step. Errors: the option.
 pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
-    let what = match (par.options.replicas, par.options.shadow, par.options.capacity) {
+    let cause = match (par.options.replicas, par.options.shadow, par.options.capacity) {
         (0, 0, Capacity::Unlimited) => return Ok(()),
-        (0, 0, _) => "capacity",
-        (0, ..) => "shadow",
-        _ => "replicas",
+        (0, 0, _) => Cause::Capacity,
+        (0, ..) => Cause::Shadow,
+        _ => Cause::Replicas,
     };
-    let why = format!("{what}: where every layer's router chooses for itself, as with weights of a file; leave it out");
-    Err(Error::infeasible(why))
+    Err(cause.infeasible("where every layer's router chooses for itself, as with weights of a file; leave it out"))
 }
 
 /// Checks that a route is for the experts and the ranks of the step, and for no more tokens than a rank has. Errors:
@@ -166,11 +164,11 @@ pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route)
         ("choices of a token, the model's", u64::from(route.topk), moe.top_k),
     ];
     if let Some((what, has, wants)) = pairs.iter().find(|(_, has, wants)| has != wants) {
-        return Err(Error::infeasible(format!("routing: it is for {has} {what} are {wants}; route again")));
+        return Err(Cause::Routing.infeasible(format!("it is for {has} {what} are {wants}; route again")));
     }
     let most = route.most_tokens();
     if most > tokens {
-        return Err(Error::infeasible(format!("routing: a source has {most} tokens, a rank {tokens}; route again")));
+        return Err(Cause::Routing.infeasible(format!("a source has {most} tokens, a rank {tokens}; route again")));
     }
     Ok(())
 }

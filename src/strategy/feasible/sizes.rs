@@ -1,7 +1,7 @@
 //! Checks of sizes that ranks have to share evenly: heads, networks, the sequence, the batch.
 
 use super::{lcm, list};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::spec::{Documents, KvPath, LlmSpec, Parallelism, RingLayout, Workload};
 use crate::strategy::tensor::CHUNKS;
 use crate::strategy::transformer;
@@ -24,23 +24,23 @@ pub(super) fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Res
     };
     if let Some((name, size)) = sizes.iter().find(|(name, size)| !fits(name, *size, t)) {
         let good = list((2..=512).filter(|t| sizes.iter().all(|(name, size)| fits(name, *size, *t))));
-        return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
+        return Err(Cause::Tp.infeasible(format!("{name} {size} is not divisible by tp {t}; use {good}")));
     }
     let tokens = (work.micro_batch.saturating_mul(work.seq_len)) / (u64::from(par.ring) * u64::from(par.ulysses));
     if par.options.scatter_p2p && !tokens.is_multiple_of(t) {
-        return Err(Error::infeasible(format!(
-            "options: scatter-p2p, with {tokens} tokens of a microbatch, no multiple of tp {t}; change seq_len, or leave it out"
+        return Err(Cause::Options.infeasible(format!(
+            "scatter-p2p, with {tokens} tokens of a microbatch, no multiple of tp {t}; change seq_len, or leave it out"
         )));
     }
     if !par.options.whole_activations && !tokens.is_multiple_of(t) {
-        return Err(Error::infeasible(format!(
-            "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
+        return Err(Cause::Tp.infeasible(format!(
+            "{tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
         )));
     }
     let unit = t * CHUNKS;
     if par.options.tp_overlap && !tokens.is_multiple_of(unit) {
-        return Err(Error::infeasible(format!(
-            "tp: {tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {CHUNKS} chunks that tp-overlap \
+        return Err(Cause::Tp.infeasible(format!(
+            "{tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {CHUNKS} chunks that tp-overlap \
              makes; change seq_len, or leave tp-overlap out"
         )));
     }
@@ -55,8 +55,8 @@ pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<
         (true, false) => kv_copies(k, head_dim, par),
         (false, true) => kv_copies(padded(a, k, u)[1], head_dim, par),
         (true, true) => {
-            let why = format!("options: pad-heads adds nothing to heads {a} and kv_heads {k} on ulysses {u}");
-            Err(Error::infeasible(why + "; leave it out"))
+            let why = format!("pad-heads adds nothing to heads {a} and kv_heads {k} on ulysses {u}");
+            Err(Cause::Options.infeasible(why + "; leave it out"))
         }
         (false, false) => {
             let good = list((2..=a).filter(|&u| fits(u)));
@@ -64,7 +64,7 @@ pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<
                 true => format!("kv_heads {k} neither divides nor is divided by"),
                 false => format!("heads {a} is not divisible by"),
             };
-            Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}, or --options pad-heads")))
+            Err(Cause::Heads.infeasible(format!("{why} ulysses {u}; use {good}, or --options pad-heads")))
         }
     }
 }
@@ -73,16 +73,16 @@ pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<
 fn kv_copies(k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
     let (u, o) = (u64::from(par.ulysses), par.options);
     if o.kv == KvPath::GatherByHead && k / u < 2 {
-        let why = format!("heads: gather-kv-prefetch needs 2 KV heads a rank, not {k} over ulysses {u}; use gather-kv");
-        return Err(Error::infeasible(why));
+        let why = format!("gather-kv-prefetch needs 2 KV heads a rank, not {k} over ulysses {u}; use gather-kv");
+        return Err(Cause::Heads.infeasible(why));
     }
     if o.replicate_after && u <= k {
-        let why = format!("options: replicate-after needs ulysses above kv_heads {k}, not {u}; leave it out");
-        return Err(Error::infeasible(why));
+        let why = format!("replicate-after needs ulysses above kv_heads {k}, not {u}; leave it out");
+        return Err(Cause::Options.infeasible(why));
     }
     if o.replicate_after && !head_dim.is_multiple_of(u / k) {
-        let why = format!("heads: replicate-after cuts head_dim {head_dim} in ulysses {u} / kv_heads {k} slices");
-        return Err(Error::infeasible(why + ", which do not come out even; leave it out"));
+        let why = format!("replicate-after cuts head_dim {head_dim} in ulysses {u} / kv_heads {k} slices");
+        return Err(Cause::Heads.infeasible(why + ", which do not come out even; leave it out"));
     }
     Ok(())
 }
@@ -91,13 +91,13 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
     if s == 0 || s > 1 << 32 {
         let nearest = s.clamp(1, 1 << 32);
-        return Err(Error::infeasible(format!(
-            "sequence: seq_len {s} is outside 1..=4294967296; the nearest is {nearest}"
-        )));
+        return Err(
+            Cause::Sequence.infeasible(format!("seq_len {s} is outside 1..=4294967296; the nearest is {nearest}"))
+        );
     }
     if par.options.kv_in_two && s == r {
-        let why = format!("sequence: kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");
-        return Err(Error::infeasible(why));
+        let why = format!("kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");
+        return Err(Cause::Sequence.infeasible(why));
     }
     // A zigzag ring cuts the sequence in 2R chunks, and Ulysses each rank's share in U.
     let zigzag = par.options.layout == RingLayout::Zigzag;
@@ -105,8 +105,8 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     if !s.is_multiple_of(ring_parts) || !s.is_multiple_of(r * u) {
         let unit = lcm(ring_parts, r * u);
         let near = s.div_ceil(unit) * unit;
-        return Err(Error::infeasible(format!(
-            "sequence: seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}"
+        return Err(Cause::Sequence.infeasible(format!(
+            "seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}"
         )));
     }
     Ok(())
@@ -118,17 +118,16 @@ pub(super) fn documents(documents: &Documents, par: &Parallelism) -> Result<()> 
         return Ok(());
     }
     if documents.is_empty() {
-        let why = "options: per-document shares documents, and the sequence is one; give --documents, or leave it out";
-        return Err(Error::infeasible(why));
+        let why = "per-document shares documents, and the sequence is one; give --documents, or leave it out";
+        return Err(Cause::Options.infeasible(why));
     }
     let ring = u64::from(par.ring);
     let parts = if par.options.layout == RingLayout::Zigzag { 2 * ring } else { ring };
     match documents.lengths().iter().find(|length| !length.is_multiple_of(parts)) {
         Some(length) => {
             let near = length.div_ceil(parts) * parts;
-            let why =
-                format!("documents: one of {length} tokens is no multiple of {parts}, to be shared by ring {ring}");
-            Err(Error::infeasible(format!("{why}; pad it to {near}, or leave per-document out")))
+            let why = format!("one of {length} tokens is no multiple of {parts}, to be shared by ring {ring}");
+            Err(Cause::Documents.infeasible(format!("{why}; pad it to {near}, or leave per-document out")))
         }
         None => Ok(()),
     }
@@ -139,30 +138,27 @@ pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
     for (name, sequences, most) in [("micro_batch", m, 1 << 20), ("global_batch", g, 1 << 32)] {
         if sequences == 0 || sequences > most {
             let nearest = sequences.clamp(1, most);
-            let why = format!("batch: {name} {sequences} is outside 1..={most} sequences; the nearest is {nearest}");
-            return Err(Error::infeasible(why));
+            let why = format!("{name} {sequences} is outside 1..={most} sequences; the nearest is {nearest}");
+            return Err(Cause::Batch.infeasible(why));
         }
     }
     if g < dp * m {
         // What is left of dp has to divide it: what is taken from it goes to another degree as a whole factor.
         let fewer = (1..=(g / m).max(1)).rev().find(|n| dp.is_multiple_of(*n)).unwrap_or(1);
-        return Err(Error::infeasible(format!(
-            "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring, ulysses or tp until dp is {fewer}, \
+        return Err(Cause::Batch.infeasible(format!(
+            "global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring, ulysses or tp until dp is {fewer}, \
              or use global_batch {} or more",
             dp * m
         )));
     }
     if g % (dp * m) != 0 {
         let near = g.div_ceil(dp * m) * dp * m;
-        return Err(Error::infeasible(format!(
-            "batch: global_batch {g} is not a multiple of dp {dp} x micro_batch {m}; e.g. {near} is"
-        )));
+        return Err(Cause::Batch
+            .infeasible(format!("global_batch {g} is not a multiple of dp {dp} x micro_batch {m}; e.g. {near} is")));
     }
     if g / (dp * m) > 1 << 16 {
-        return Err(Error::infeasible(format!(
-            "batch: {} microbatches a step are more than 65536; raise micro_batch or dp",
-            g / (dp * m)
-        )));
+        return Err(Cause::Batch
+            .infeasible(format!("{} microbatches a step are more than 65536; raise micro_batch or dp", g / (dp * m))));
     }
     Ok(())
 }

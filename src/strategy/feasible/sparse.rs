@@ -1,6 +1,6 @@
 //! Checks of attention to chosen keys: what it does not go with.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::spec::{KvPath, LlmSpec, Parallelism, RingLayout, Workload};
 
 /// Checks attention to chosen keys: a query may choose any key that it sees, so that a rank needs the keys of all ranks
@@ -9,9 +9,9 @@ pub(super) fn sparse(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Res
     let Some(indexer) = model.indexer else { return Ok(()) };
     let o = par.options;
     if model.mla.is_none_or(|mla| mla.q_lora.is_none()) || !model.pattern.is_empty() || model.window.is_some() {
-        let why = "sparse attention: an indexer chooses keys of latent attention with compressed queries, in all layers and \
+        let why = "an indexer chooses keys of latent attention with compressed queries, in all layers and \
                    without a window; use such a model";
-        return Err(Error::infeasible(why));
+        return Err(Cause::SparseAttention.infeasible(why));
     }
     let refused = [
         (
@@ -52,11 +52,11 @@ pub(super) fn sparse(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Res
         ),
     ];
     if let Some((_, why)) = refused.iter().find(|(has, _)| *has) {
-        return Err(Error::infeasible(format!("sparse attention: {} does not go with {why}", model.name)));
+        return Err(Cause::SparseAttention.infeasible(format!("{} does not go with {why}", model.name)));
     }
     if work.seq_len >= u64::from(u32::MAX) || indexer.top_k > work.seq_len.max(1 << 20) {
-        let why = format!("sparse attention: index_topk {} of {} tokens; places are u32", indexer.top_k, work.seq_len);
-        return Err(Error::infeasible(why + ", and rows of so many are not kept; use fewer"));
+        let why = format!("index_topk {} of {} tokens; places are u32", indexer.top_k, work.seq_len);
+        return Err(Cause::SparseAttention.infeasible(why + ", and rows of so many are not kept; use fewer"));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Checks of pipelines: how layers are spread over stages, and microbatches go through them.
 
 use super::list;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::spec::{Fold, LlmSpec, Parallelism, Workload};
 use crate::strategy::kind::kinds_of;
 
@@ -20,7 +20,7 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
             Some(word) => (word.clone(), "leave it out, or use pp above 1"),
             None => (format!("vp {}", par.vp), "use vp 1 or pp above 1"),
         };
-        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; {remedy}")));
+        return Err(Cause::Pp.infeasible(format!("{what} needs a pipeline; {remedy}")));
     }
     if !o.stages.is_empty() {
         return written_out(l, parts, par, &words);
@@ -51,8 +51,8 @@ fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
         (false, true) => ", or option short-ends or uneven",
         (false, false) => ", or option uneven",
     };
-    Error::infeasible(format!(
-        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts{or}",
+    Cause::Pp.infeasible(format!(
+        "{l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts{or}",
         if short > 0 { " and 2 for the short ends" } else { "" },
         par.pp,
         par.vp,
@@ -80,7 +80,7 @@ fn written_out(l: u64, parts: u64, par: &Parallelism, words: &[String]) -> Resul
     } else {
         return Ok(stages.layers().collect());
     };
-    Err(Error::infeasible(format!("pp: {why}")))
+    Err(Cause::Pp.infeasible(why))
 }
 
 /// Layers of each part where the options say those of the first or the last stage, each of its chunks having as many;
@@ -92,7 +92,7 @@ fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
         Fold::None => [u64::from(par.pp), u64::from(par.vp)],
         _ => [u64::from(par.pp) * u64::from(par.vp), 1],
     };
-    let fault = |why: String| Err(Error::infeasible(format!("pp: {why}")));
+    let fault = |why: String| Err(Cause::Pp.infeasible(why));
     if o.short_ends {
         return fault(
             "short-ends says how many layers the ends have, and so does first-stage or last-stage; use one".into(),
@@ -138,22 +138,22 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
     let (m, pp) = (work.global_batch / (u64::from(par.dp) * work.micro_batch), u64::from(par.pp));
     if par.options.overlap_exchange && m < 2 {
         let why = format!(
-            "options: overlap-exchange puts the rows of one microbatch beside the compute of another, and there is {m}; \
+            "overlap-exchange puts the rows of one microbatch beside the compute of another, and there is {m}; \
              use global_batch {} or leave it out",
             2 * u64::from(par.dp) * work.micro_batch
         );
-        return Err(Error::infeasible(why));
+        return Err(Cause::Options.infeasible(why));
     }
     if par.options.fold != Fold::None {
         return folded(model, par, m, u64::from(par.dp) * work.micro_batch);
     }
     if par.vp > 1 && !m.is_multiple_of(pp) {
         let why = format!(
-            "vp: {m} microbatches are not a multiple of pp {pp}, which vp {} needs; use global_batch {} or vp 1",
+            "{m} microbatches are not a multiple of pp {pp}, which vp {} needs; use global_batch {} or vp 1",
             par.vp,
             m.div_ceil(pp) * pp * u64::from(par.dp) * work.micro_batch
         );
-        return Err(Error::infeasible(why));
+        return Err(Cause::Vp.infeasible(why));
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -
     let (least, fold) = (2 * u64::from(par.pp), par.options.fold);
     let why = if fold == Fold::DualPipe && microbatches < least {
         format!(
-            "options: dualpipe-v needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use \
+            "dualpipe-v needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use \
              global_batch {} or leave it out",
             least * at_once
         )
@@ -175,13 +175,11 @@ fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -
             Fold::Min => "v-min",
             _ => "zb-v",
         };
-        format!(
-            "options: {word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs"
-        )
+        format!("{word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs")
     } else {
         return Ok(());
     };
-    Err(Error::infeasible(why))
+    Err(Cause::Options.infeasible(why))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Checks of options that say nothing where they stand, or contradict each other.
 
 use super::list;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::spec::{
     Dtype, Fold, KvPath, LlmSpec, Mixer, Options, Parallelism, Positions, Recompute, RingBackward, RingLayout,
     RingMerge, Workload,
@@ -10,14 +10,14 @@ use crate::spec::{
 /// Refuses to keep in the host's memory what is not there at all.
 pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     if par.options.offload_activations && model.layers < 2 {
-        let why = "options: offload-activations keeps the top layer's input on the device, and there is one layer; leave it out";
-        return Err(Error::infeasible(why));
+        let why = "offload-activations keeps the top layer's input on the device, and there is one layer; leave it out";
+        return Err(Cause::Options.infeasible(why));
     }
     if par.options.chunks == 0 {
         return Ok(());
     }
     chunks(model, work, par)
-        .map_or(Ok(()), |why| Err(Error::infeasible(format!("options: fpdt-{} {why}", par.options.chunks))))
+        .map_or(Ok(()), |why| Err(Cause::Options.infeasible(format!("fpdt-{} {why}", par.options.chunks))))
 }
 
 /// Refuses to keep or send in fewer bits what has no more of them without the option.
@@ -31,12 +31,11 @@ pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     for (_, word, what) in asked.into_iter().filter(|(is, ..)| *is) {
         if work.dtype != Dtype::Bf16 {
             let name = work.dtype.name();
-            return Err(Error::infeasible(format!("options: {word}, of weights in {name}, {what}; leave it out")));
+            return Err(Cause::Options.infeasible(format!("{word}, of weights in {name}, {what}; leave it out")));
         }
         if o.offload_optimizer && word != "bf16-grads" {
-            let why =
-                format!("options: {word} does not go with offload-optimizer, whose CPU has all in fp32; leave one out");
-            return Err(Error::infeasible(why));
+            let why = format!("{word} does not go with offload-optimizer, whose CPU has all in fp32; leave one out");
+            return Err(Cause::Options.infeasible(why));
         }
     }
     Ok(())
@@ -45,9 +44,8 @@ pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
 /// Refuses Muon where the optimizer is not on the device, with the weights.
 pub(super) fn muon(par: &Parallelism) -> Result<()> {
     if par.options.muon && par.options.offload_optimizer {
-        let why =
-            "options: muon does not go with offload-optimizer, whose CPU has no products of matrices; leave one out";
-        return Err(Error::infeasible(why));
+        let why = "muon does not go with offload-optimizer, whose CPU has no products of matrices; leave one out";
+        return Err(Cause::Options.infeasible(why));
     }
     Ok(())
 }
@@ -68,7 +66,7 @@ pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         _ if halves && o.shadow > 0 => "shadow, whose weights would come twice; leave one out".into(),
         _ => return Ok(()),
     };
-    Err(Error::infeasible(format!("options: recompute-moe does not go with {why}")))
+    Err(Cause::Options.infeasible(format!("recompute-moe does not go with {why}")))
 }
 
 /// The reason why layers cannot go through the sequence chunk by chunk; `None` if they can.
@@ -131,7 +129,7 @@ pub(super) fn options_of_attention(par: &Parallelism) -> Result<()> {
         Some(word) => {
             let why =
                 "says nothing of an attention alone, which is costed without layers, weights and chunks; leave it out";
-            Err(Error::infeasible(format!("options: {word} {why}")))
+            Err(Cause::Options.infeasible(format!("{word} {why}")))
         }
     }
 }
@@ -311,15 +309,15 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     hybrid_sharding(par)?;
     if o.no_sync && par.zero < 3 {
         let why = format!(
-            "options: no-sync needs zero 3, not {}: with gradients that stay whole, 2 is what 1 is; leave it out",
+            "no-sync needs zero 3, not {}: with gradients that stay whole, 2 is what 1 is; leave it out",
             par.zero
         );
-        return Err(Error::infeasible(why));
+        return Err(Cause::Options.infeasible(why));
     }
     let of_layers = [(o.no_prefetch, "no-prefetch"), (o.copy_shards, "copy-shards")];
     if let Some((_, word)) = of_layers.iter().find(|(said, _)| *said && par.zero < 2) {
-        let why = format!("options: {word} needs zero 2 or 3, not {}; leave it out", par.zero);
-        return Err(Error::infeasible(why));
+        let why = format!("{word} needs zero 2 or 3, not {}; leave it out", par.zero);
+        return Err(Cause::Options.infeasible(why));
     }
     match needs(par).find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
@@ -328,10 +326,8 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
             let two = Parallelism { vp: 2, ..*par };
             let chunks = o.fold != Fold::None && par.pp > 1 && needs(&two).all(|(_, said, fits, _)| !said || fits);
             let remedy = if chunks { "use vp 2" } else { "leave it out" };
-            let why = format!(
-                "options: {word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; {remedy}"
-            );
-            Err(Error::infeasible(why))
+            let why = format!("{word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; {remedy}");
+            Err(Cause::Options.infeasible(why))
         }
     }
 }
@@ -344,23 +340,18 @@ fn hybrid_sharding(par: &Parallelism) -> Result<()> {
         return Ok(());
     }
     if par.zero == 0 {
-        return Err(Error::infeasible(format!(
-            "options: shard-{n} shares nothing out with zero 0; use zero 1, 2 or 3"
-        )));
+        return Err(Cause::Options.infeasible(format!("shard-{n} shares nothing out with zero 0; use zero 1, 2 or 3")));
     }
     let good = list((2..same.min(4096)).filter(|n| same.is_multiple_of(*n)).map(u64::from));
     if n >= same || !same.is_multiple_of(n) {
-        let why = format!(
-            "options: shard-{n} is no part of the dp x ring x ulysses = {same} ranks that hold the same weights"
-        );
-        return Err(Error::infeasible(format!("{why}; use shard-{good}, or leave it out")));
+        let why = format!("shard-{n} is no part of the dp x ring x ulysses = {same} ranks that hold the same weights");
+        return Err(Cause::Options.infeasible(format!("{why}; use shard-{good}, or leave it out")));
     }
     let (groups, experts) = (same / n, par.ranks() / (par.pp.max(1) * par.ep.max(1)));
     if !experts.is_multiple_of(groups) {
-        let why = format!(
-            "options: shard-{n} makes {groups} groups, in which {experts} ranks with the same experts do not divide"
-        );
-        return Err(Error::infeasible(format!("{why}; use a shard that makes fewer, or another ep")));
+        let why =
+            format!("shard-{n} makes {groups} groups, in which {experts} ranks with the same experts do not divide");
+        return Err(Cause::Options.infeasible(format!("{why}; use a shard that makes fewer, or another ep")));
     }
     Ok(())
 }
@@ -383,7 +374,7 @@ fn ring_options(par: &Parallelism) -> Result<()> {
         _ if o.one_comm && reverse => "dkv-model needs one communicator as it is; leave one-comm out".into(),
         _ => return Ok(()),
     };
-    Err(Error::infeasible(format!("options: {why}")))
+    Err(Cause::Options.infeasible(why))
 }
 
 /// Checks that a rank's heads stand one behind the other, as they are, where they are known by their numbers.
@@ -392,9 +383,8 @@ pub(super) fn slopes(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let refused = [(o.pad_heads, "pad-heads"), (o.kv == KvPath::GatherByHead, "gather-kv-prefetch")];
     match refused.iter().find(|(has, _)| *has && model.positions == Positions::Alibi) {
         Some((_, word)) => {
-            let why =
-                format!("options: {word} moves heads, and {} has a slope for each (ALiBi); leave it out", model.name);
-            Err(Error::infeasible(why))
+            let why = format!("{word} moves heads, and {} has a slope for each (ALiBi); leave it out", model.name);
+            Err(Cause::Options.infeasible(why))
         }
         None => Ok(()),
     }

@@ -11,7 +11,7 @@ pub use verdict::{Cause, Winner};
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::plan::Plan;
 use crate::plan::kernel::is_attention;
 use crate::plan::link::AtomTable;
@@ -214,7 +214,7 @@ impl Question {
             let place = Place { links: Links::AsTheyStand, kv_heads, seq_len, ranks };
             let [_, ring] = both(ranks);
             match guard::attention(&self.spec(&place, Mask::new(true)), &ring) {
-                Err(Error::Infeasible(why)) if why.starts_with(guard::SIZE) => {
+                Err(Error::Infeasible(why)) if why.cause == error::Cause::Size => {
                     return Err(Error::Infeasible(why).and("leave such --ranks out"));
                 }
                 _ => {}
@@ -279,7 +279,7 @@ impl<'a> Rig<'a> {
         for &options in &self.question.options {
             let options = that_apply(&Parallelism { options, ..par });
             let side = match self.side(cluster, place, &Parallelism { options, ..par }) {
-                Err(Error::Infeasible(why)) => Side { why_not: why.replace('\n', " "), ..Side::default() },
+                Err(Error::Infeasible(why)) => Side { why_not: why.in_a_line().to_string(), ..Side::default() },
                 other => other?,
             };
             let time = |s: &Side| s.time_s.unwrap_or(f64::INFINITY);
@@ -338,7 +338,7 @@ impl<'a> Rig<'a> {
             return Ok(());
         }
         let [needed, capacity] = [needed, capacity].map(human::bytes);
-        Err(Error::infeasible(format!("memory: this one attention needs {needed} of {capacity}; use more ranks")))
+        Err(error::Cause::Memory.infeasible(format!("this one attention needs {needed} of {capacity}; use more ranks")))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a search brings.
 
 use super::{Nearest, Numerics, Value};
+use crate::error::Reason;
 use crate::report::Row;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ pub struct Counts {
     pub refused: BTreeMap<String, usize>,
     /// Why the first of the kind that most are of.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub refused_why: Option<String>,
+    pub refused_why: Option<Reason>,
     pub ways: usize,
     /// Plans that their bounds rest on.
     pub probes: usize,
@@ -47,7 +48,7 @@ pub struct Counts {
     pub too_long: usize,
     /// Why the first of them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub too_long_why: Option<String>,
+    pub too_long_why: Option<Reason>,
     /// Not looked at: it was told to stop.
     #[serde(skip_serializing_if = "is_none")]
     pub left: usize,

@@ -27,9 +27,8 @@ pub use values::{CEILING, Value};
 
 use super::store::{self, Store};
 use super::{Case, Point};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::report::Row;
-use crate::strategy::guard;
 use candidates::{Candidate, Probes};
 use rayon::prelude::*;
 use row::{fastest, is_slow, looked_at, row, slow, step};
@@ -190,7 +189,7 @@ impl Search<'_> {
                     continue;
                 };
                 counts.costed += 1;
-                let long = row.why.starts_with(guard::SIZE);
+                let long = row.why.cause == Cause::Size;
                 counts.too_long += usize::from(long);
                 counts.too_long_why = counts.too_long_why.take().or_else(|| long.then(|| row.why.clone()));
                 counts.do_not_fit += usize::from(!row.feasible && !is_slow(row) && !long);
@@ -234,6 +233,7 @@ impl Search<'_> {
 mod tests {
     use super::probe::{Probe, Shape, Short};
     use super::*;
+    use crate::error::Reason;
     use crate::spec::{Dispatch, Documents, Dtype, Options, Parallelism, Recompute, Schedule};
     use crate::sweep::Batch;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -388,7 +388,7 @@ mod tests {
         let costed = |point: &Point| row(&case, point, f64::INFINITY).unwrap();
         let said = |why: &str, over: f64| {
             let rows = [
-                Row { feasible: true, why: String::new(), ..costed(&fits) },
+                Row { feasible: true, why: Reason::default(), ..costed(&fits) },
                 Row { feasible: false, why: why.into(), ..costed(&too_large) },
             ];
             let best = step(&rows[0]);
@@ -404,8 +404,8 @@ mod tests {
         };
         let memory = "memory: needs at least 90 GiB";
         assert_eq!([said(memory, 1.1), said(memory, 1.6)], [None, Some(CEILING)]);
-        let long = format!("{}32 layers make 2000000 ops of a rank", guard::SIZE);
-        assert!(said(&long, 1.1).is_some_and(|least| (least - 1.1).abs() < 1e-9), "{:?}", said(&long, 1.1));
+        let long = "size: 32 layers make 2000000 ops of a rank";
+        assert!(said(long, 1.1).is_some_and(|least| (least - 1.1).abs() < 1e-9), "{:?}", said(long, 1.1));
     }
 
     /// Ways whose steps are known were cut behind ways that promised more, and slower ones were said to be the fastest.

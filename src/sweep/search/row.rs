@@ -1,6 +1,6 @@
 //! Rows of a search: memory is not looked at where a way is too slow anyway.
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Reason, Result};
 use crate::plan::Plan;
 use crate::plan::route::dropped;
 use crate::report::Row;
@@ -35,19 +35,18 @@ pub(super) fn looked_at(case: &Case, row: Row) -> Result<Row> {
 fn laid_out(case: &Case, plan: &Plan, mut row: Row) -> Result<Row> {
     let footprint = case.footprint_within(plan, case.room() as u64)?;
     row.set_layout(&footprint, &case.place(&case.aside(plan)));
-    // Other stages were not looked at.
-    row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
+    if row.why.cause == Cause::Memory {
+        // Other stages were not looked at.
+        row.why.said = row.why.said.replacen("needs", "needs at least", 1);
+    }
     Ok(row)
 }
-
-/// The kind of reason of rows whose memory was not looked at.
-const SLOW: &str = "search: ";
 
 /// The row without what was not looked at.
 pub(super) fn slow(row: Row) -> Row {
     Row {
         feasible: false,
-        why: format!("{SLOW}slower than the best; its memory was not looked at"),
+        why: Reason::new(Cause::Search, "slower than the best; its memory was not looked at"),
         peak_mem_bytes: None,
         mem_params_bytes: None,
         mem_grads_bytes: None,
@@ -62,8 +61,9 @@ pub(super) fn slow(row: Row) -> Row {
     }
 }
 
+/// Whether its memory was not looked at.
 pub(super) fn is_slow(row: &Row) -> bool {
-    row.why.starts_with(SLOW)
+    row.why.cause == Cause::Search
 }
 
 pub(super) fn step(row: &Row) -> f64 {

@@ -1,6 +1,6 @@
 //! The ways among which a search looks: every combination of what its lists have that comes out even.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::spec::{
     Architecture, Dispatch, Fold, KvPath, LlmSpec, Options, Parallelism, Recompute, RingBackward, Schedule,
 };
@@ -62,11 +62,11 @@ fn stages(among: RangeInclusive<u32>, gpus: u32, layers: u64) -> Vec<u32> {
 
 /// Combinations that cannot be built: how many, and why the first of them, by the kind of reason.
 #[derive(Debug, Default)]
-pub struct Refused(pub BTreeMap<String, (usize, String)>);
+pub struct Refused(pub BTreeMap<String, (usize, Reason)>);
 
 impl Refused {
-    fn note(&mut self, why: String) {
-        let kind = why.split(':').next().unwrap_or_default().to_string();
+    fn note(&mut self, why: Reason) {
+        let kind = why.parts().0.to_string();
         self.0.entry(kind).or_insert((0, why)).0 += 1;
     }
 }

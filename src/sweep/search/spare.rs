@@ -5,7 +5,7 @@ use super::candidates::{Candidate, Probed, Probes, TooLarge};
 use super::nearest::both;
 use super::refine::climbed;
 use super::{Counts, Search, Wanted, fastest, step};
-use crate::error::Result;
+use crate::error::{Cause, Result};
 use crate::report::Row;
 use crate::spec::{Options, Recompute};
 use crate::sweep::{Case, Point};
@@ -23,7 +23,7 @@ pub fn refused(search: &Search, too_large: &[TooLarge], costed: &[Row], within: 
     let may_be = |(probe, point): &Probed| probe.is_some_and(|probe| probe.seconds(model, point, None) < within);
     let ways = too_large.iter().filter(|way| way.probe.is_some()).map(|way| (way.probe, way.point));
     let mut all = search.bounded(ways.filter(may_be).collect());
-    let lacks = costed.iter().filter(|row| row.why.starts_with("memory: "));
+    let lacks = costed.iter().filter(|row| row.why.cause == Cause::Memory);
     all.extend(lacks.map(|row| Candidate::bounded(Point::of_row(row), step(row))));
     all.retain(|way| way.bound < within);
     all.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));

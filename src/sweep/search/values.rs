@@ -1,10 +1,9 @@
 //! What it costs to choose otherwise: the fastest way with each value of each choice.
 
 use super::{Candidate, Counts, Found, Search, Wanted, fastest, is_slow, step};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::report::Row;
 use crate::spec::Schedule;
-use crate::strategy::guard;
 use crate::sweep::Point;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,10 +118,10 @@ pub fn values(
         more_with(search, &known(asked, costed), wanted, (&mut *costed, &mut *counts), asked)?;
     }
     // Plans with more ops than are laid out have no step, and may be as fast as their bounds.
-    let told = costed.iter().filter(|row| !row.why.starts_with(guard::SIZE));
+    let told = costed.iter().filter(|row| row.why.cause != Cause::Size);
     let costed_ways: BTreeSet<Point> = told.map(Point::of_row).collect();
     let too_long: BTreeSet<Point> =
-        costed.iter().filter(|row| row.why.starts_with(guard::SIZE)).map(Point::of_row).collect();
+        costed.iter().filter(|row| row.why.cause == Cause::Size).map(Point::of_row).collect();
     let open = candidates.iter().filter(|way| way.bound < wanted.within && !costed_ways.contains(&way.point));
     let open: Vec<&Candidate> = open.collect();
     let fastest = fastest(costed);
