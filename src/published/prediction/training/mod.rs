@@ -1,7 +1,7 @@
 //! Predicts one training run.
 //!
-//! [`setup`] chooses model, machine, software and split by rule; [`fitting`] looks for a plan that fits where the source leaves
-//! that open; [`plan`] builds each that is tried, with what stands in for parts that plans have not ([`standin`]); [`step`] says
+//! `setup` chooses model, machine, software and split by rule; `fitting` looks for a plan that fits where the source leaves
+//! that open; `plan` builds each that is tried, with what stands in for parts that plans have not (`standin`); `step` says
 //! how long its step takes and what it keeps, which is here put into the unit of the source.
 
 mod fitting;
