@@ -7,7 +7,7 @@ use std::{env, fs};
 fn main() {
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let mut table = String::from("const SHIPPED: &[(&str, &str, &str)] = &[\n");
-    for kind in ["cluster", "exchange", "fleet", "gpu", "llm", "stack", "storage"] {
+    for kind in ["cluster", "exchange", "fleet", "gpu", "known", "llm", "stack", "storage"] {
         let folder = Path::new(&root).join("models").join(kind);
         println!("cargo:rerun-if-changed={}", folder.display());
         let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));

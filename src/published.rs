@@ -1,69 +1,30 @@
 //! Published measurements, predicted: how far to trust this program, by numbers that others have measured.
 //!
-//! A case states what its source states. Which shipped cluster, software and model it means, and how it was split,
-//! follows from that by rules that are the same for all cases ([`machine`], [`software`], [`sizes`], [`split`]);
-//! who published it is not looked at. The reported quantity is converted by the source's own convention
-//! ([`convention`]), so that a predicted step is held against what was really measured.
+//! A [`row`] states what its source states. Which shipped cluster, software and model it means, how it was split and what a
+//! rank does with its share follows from that by rules that are the same for all rows (`machine`, [`software`], `model`, `split`,
+//! `rank`); who published it is not looked at. A `prediction` makes a plan of that and costs it, in the quantity that was `measured`,
+//! counted by the source's own convention; the [`outcome`] is a verdict on the row, and the errors of many.
 
-pub mod attention;
-pub mod case;
-pub mod collectives;
-pub mod convention;
-mod documents;
-mod era;
-pub mod exchange;
-mod family;
-mod fields;
-mod gradients;
-mod known;
-mod loose;
-pub mod machine;
-mod magi;
-pub mod measured;
-pub mod memory;
-mod mixture;
-mod network;
-mod options;
-mod pair;
-mod precision;
-pub mod products;
-mod quantity;
-pub mod read;
-pub mod recipe;
-mod recompute;
-pub mod record;
-mod release;
-mod reports;
-mod runs;
-mod savings;
-mod sdpa;
-mod sharding;
-pub mod sizes;
+mod machine;
+mod measured;
+mod model;
+pub mod outcome;
+mod prediction;
+mod rank;
+pub mod row;
 pub mod software;
-pub mod split;
-pub mod stacks;
-mod standin;
-pub mod store;
-pub mod summary;
-mod system;
-pub mod table;
-pub mod training;
-pub mod tuning;
-pub mod verdict;
-pub mod ways;
-mod wider;
-mod words;
+mod split;
 
-pub use case::{Case, Facts};
-pub use read::load;
-pub use summary::Summary;
-pub use verdict::Verdict;
+pub use outcome::summary::Summary;
+pub use outcome::verdict::Verdict;
+pub use row::case::{Case, Facts};
+pub use row::read::load;
 
 use crate::error::Result;
 use machine::Fleet;
+use outcome::verdict::Prediction;
 use rayon::prelude::*;
-use stacks::Stacks;
-use verdict::Prediction;
+use software::stacks::Stacks;
 
 /// Every cluster and stack there is to choose from.
 pub struct Shipped {
@@ -77,23 +38,12 @@ impl Shipped {
     }
 }
 
-fn of(facts: &Facts, shipped: &Shipped) -> Prediction {
-    match facts {
-        Facts::Training(run) => training::predict(run, shipped),
-        Facts::Attention(row) => attention::predict(row, shipped),
-        Facts::Collective(row) => collectives::predict(row, shipped),
-        Facts::Exchange(row) => exchange::predict(row, shipped),
-        Facts::Product(row) => products::predict(row, shipped),
-        Facts::Unread(why) => Prediction { why: vec![why.clone()], ..Prediction::default() },
-    }
-}
-
 /// Predicts every case, in their order. `done` hears of each as it is there.
 pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
     let shipped = Shipped::new()?;
     let one = |case: &Case| {
         // A row that nobody has thought of is one row without a prediction, whatever becomes of it here.
-        let found = std::panic::catch_unwind(|| of(&case.facts, &shipped)).unwrap_or_else(|_| Prediction {
+        let found = std::panic::catch_unwind(|| prediction::of(&case.facts, &shipped)).unwrap_or_else(|_| Prediction {
             why: vec!["a defect of this program: no row should come to this; please report it".into()],
             ..Prediction::default()
         });

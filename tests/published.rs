@@ -1,8 +1,8 @@
 //! Published measurements: no group's error grows past what it was when it was last looked at.
 //! `UPDATE_GOLDEN=1 cargo test --test published` records the errors of today, and how each run came out (the record).
 
-use foretrain::published::record::came;
-use foretrain::published::summary::Errors;
+use foretrain::published::outcome::record::came;
+use foretrain::published::outcome::summary::Errors;
 use foretrain::published::{Case, Facts, Summary, Verdict, load, predict};
 use foretrain::report::record::{self, Came, Generation, Kind, Quantity};
 use std::collections::{BTreeMap, BTreeSet};
@@ -300,7 +300,7 @@ fn what_is_not_known_is_said() {
 fn sizes_that_no_machine_has_are_refused() {
     let (mut cases, _) = verdicts("training.json");
     cases.truncate(1);
-    let why = |change: &dyn Fn(&mut foretrain::published::case::Training)| {
+    let why = |change: &dyn Fn(&mut foretrain::published::row::case::Training)| {
         let mut cases = cases.clone();
         let Facts::Training(run) = &mut cases[0].facts else { panic!("a training run") };
         change(run);

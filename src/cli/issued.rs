@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::published::recipe::{Half, eager_call};
+use crate::published::software::recipe::{Half, eager_call};
 use crate::report::human::{percent, seconds};
 use crate::spec::{Architecture, StackSpec};
 use crate::sweep::Case;

@@ -3,8 +3,9 @@
 use super::progress::bar;
 use super::{Answer, Output};
 use crate::error::{Error, Result};
-use crate::published::store::Store;
-use crate::published::{Summary, Verdict, load, predict, table};
+use crate::published::outcome::store::Store;
+use crate::published::outcome::table;
+use crate::published::{Summary, Verdict, load, predict};
 use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

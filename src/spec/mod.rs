@@ -12,6 +12,7 @@ pub mod gpu;
 mod huggingface;
 pub mod hybrid;
 mod indexer;
+pub mod known;
 pub mod mask;
 pub mod model;
 pub mod moe;
@@ -37,6 +38,7 @@ pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCur
 pub use huggingface::COMPUTED;
 pub use hybrid::{MambaSpec, Mixer};
 pub use indexer::IndexerSpec;
+pub use known::{KnownExperts, KnownLength, KnownSizes};
 pub use mask::{Documents, Mask};
 pub use model::{LlmSpec, MlaSpec, Mlp, Norm, Positions};
 pub use moe::{Gate, GroupScore, Groups, MoeSpec, Score};
@@ -94,7 +96,7 @@ pub struct Sourced<T> {
 // `SHIPPED`: (kind, name, text) of every file under models/, made by build.rs.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`, `exchange`, `fleet`, `storage`.
+/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`, `exchange`, `fleet`, `storage`, `known`.
 pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().filter(move |(k, _, _)| *k == kind).map(|(_, name, _)| *name)
 }

@@ -1,6 +1,6 @@
 //! Which GPU words mean: by its own name, by what it is called for short, or by a machine that has it.
 
-use crate::published::words::{squeezed, tokens};
+use crate::published::row::words::{squeezed, tokens};
 use crate::spec::{Architecture, ClusterSpec, GpuSpec};
 use crate::units::Bytes;
 

@@ -1,8 +1,8 @@
 //! What carries messages between nodes, by what a source calls it: EFA, Google's transports, sockets of TCP.
 
 use super::Stated;
-use crate::published::network::Network;
-use crate::published::words::{squeezed, tokens};
+use super::network::Network;
+use crate::published::row::words::{squeezed, tokens};
 use crate::spec::{ClusterSpec, Transport};
 use crate::units::{BytesPerSec, Seconds};
 

@@ -128,8 +128,11 @@ fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
     // (`decoder_rank_generator.get_ranks('pp')` and that of experts have to agree).
     let beside = par.ring * par.ulysses * par.tp;
     if o.pp_inside && ep != beside {
-        let why = format!("ep: {ep}, but with pp-inside experts are shared by the ring x ulysses x tp = {beside} ranks of a replica's stage");
-        return Err(Error::infeasible(format!("{why}; use ep {beside} or leave pp-inside out")));
+        let why = format!(
+            "{ep}, but with pp-inside the ring x ulysses x tp = {beside} ranks of a replica's stage share its experts; \
+             use ep {beside} or leave pp-inside out"
+        );
+        return Err(Cause::Ep.infeasible(why));
     }
     Ok(())
 }

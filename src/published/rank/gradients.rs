@@ -1,0 +1,127 @@
+//! Which runs add up and send their gradients in 16 bits, or train in nothing wider, and which sum them whole on every rank,
+//! by what their sources and their systems' defaults say.
+
+use crate::published::row::case::Training;
+use crate::published::row::words::{affirmed, squeezed, tokens};
+use crate::published::software::era::precedes_flash;
+use crate::published::software::system::{FSDP_SDPA, NEMO, System};
+
+/// Systems that do, unless told otherwise; NeMo as it is since it has FlashAttention (`grad_sync_dtype`), until then it added up
+/// in fp32 (`fp32_grad_accum`, as remembered, not looked up).
+const HALVED: &[&str] = &[
+    // Recipes of Megatron-Bridge and NeMo for figures of performance (`grad_reduce_in_fp32` false:
+    // github:NVIDIA-NeMo/Megatron-Bridge@13d58bb scripts/performance/configs/nemotronh/nemotron_3_llm_pretrain.py, and in those of every
+    // other family).
+    "megatronbridge",
+    // `reduce_dtype` is bf16 (github:foundation-model-stack/fms-fsdp@8ec8256 fms_fsdp/policies/mixed_precision.py), as in the
+    // post that tells of it.
+    "fmsfsdp",
+    FSDP_SDPA,
+    // The benchmark's `fsdp_config_mixed_precision` is PURE (github:mosaicml/llm-foundry@12a6319
+    // scripts/train/benchmarking/submit_benchmarks.py).
+    "llmfoundry",
+    "mosaic",
+];
+
+/// DeepSpeed's `communication_data_type` is that of the weights (github:microsoft/DeepSpeed deepspeed/runtime/engine.py), and
+/// what has it beneath; its engine of pipelines adds up in fp32 where weights are bf16 (BF16_Optimizer).
+const ON_DEEPSPEED: &[&str] = &["deepspeed", "alst", "xtuner", "llamafactory", "openrlhf"];
+
+/// Where weights are fp16, these leave gradients in fp16: Megatron-LM sums in fp32 for bf16 alone unless told to
+/// (`accumulate_allreduce_grads_in_fp32`, megatron/arguments.py), DeepSpeed's fp16 optimizer "grad accumulates in fp16"
+/// (github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers"); the others
+/// stand on these.
+const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gptneox"];
+
+/// Whether weights, gradients and the optimizer's moments are all of 16 bits, with no copy of the weights in fp32: said of a
+/// run, as fine-tuning on one GPU has it.
+pub fn is_pure_bf16(run: &Training) -> bool {
+    let text = squeezed(&affirmed(&format!("{}; {}; {}", run.system, run.precision, run.notes)));
+    let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
+    says.iter().any(|word| text.contains(word))
+}
+
+/// Whether matrices are stated to be updated by Muon.
+pub fn is_muon(run: &Training) -> bool {
+    [&run.system, &run.notes].iter().any(|text| tokens(&affirmed(text)).iter().any(|word| word.contains("muon")))
+}
+
+/// Whether gradients of a run take 16 bits; `zero` is its stage of sharding.
+pub fn are_halved(run: &Training, zero: u32) -> bool {
+    let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
+    let notes = squeezed(&affirmed(&run.notes));
+    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let said = |words: &[&str]| words.iter().any(|word| [&system, &precision, &notes].iter().any(|t| t.contains(word)));
+    if said(&["fp32grad", "gradreduceinfp32", "gradsinfp32"]) {
+        return false;
+    }
+    if is_pure_bf16(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
+        return true;
+    }
+    let is_nemo = System::of(&run.system).has(NEMO);
+    let pipelines = run.pp.is_some_and(|pp| pp > 1);
+    // The library's own recipes add up in fp32 (`bf16_mixed`, nemo/collections/llm/recipes/precision/mixed_precision.py).
+    let by_recipe = system.contains("megatronbridge") && tokens(&run.system).iter().any(|word| word == "recipe");
+    match () {
+        _ if by_recipe => false,
+        // It shards by PyTorch's FSDP2.
+        _ if system.contains("automodel") => false,
+        // Its automatic mixed precision keeps weights, and what it adds up, in fp32, whoever's layers it has.
+        _ if system.contains("oneflow") => false,
+        _ if precision.contains("fp16") && !precision.contains("bf16") && says(AS_WEIGHTS) => true,
+        _ if says(HALVED) || (is_nemo && !system.contains("megatronlm") && !precedes_flash(&run.system)) => true,
+        _ => says(ON_DEEPSPEED) && zero > 0 && !pipelines,
+    }
+}
+
+/// Whether every rank has the sums whole, the optimizer's states alone being shared out: DeepSpeed's engine of pipelines does
+/// so with bf16 weights (`_bf16_reduce_grads`, deepspeed/runtime/pipe/engine.py), and with fp16 as long as `contiguous_gradients` was
+/// off by default (github:microsoft/DeepSpeed@02a63e4 deepspeed/runtime/zero/constants.py). GPT-NeoX's recipes set it
+/// (configs/20B.yml).
+pub fn are_summed_whole(run: &Training, pp: u32, zero: u32) -> bool {
+    let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
+    let sets = system.contains("neox") && !precision.contains("bf16");
+    pp > 1 && zero == 1 && system.contains("deepspeed") && !sets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_in_pipelines_of_deepspeed() {
+        let of = |system: &str, pp, zero| {
+            are_summed_whole(&Training { system: system.into(), ..Training::default() }, pp, zero)
+        };
+        assert!(of("Megatron-DeepSpeed (BigScience)", 12, 1) && !of("Megatron-DeepSpeed", 12, 0));
+        assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1) && !of("GPT-NeoX (DeepSpeed)", 4, 1));
+    }
+
+    #[test]
+    fn muon_where_it_is_said() {
+        let of = |system: &str, notes: &str| {
+            is_muon(&Training { system: system.into(), notes: notes.into(), ..Training::default() })
+        };
+        assert!(of("Levanter (JAX), FSDP, MuonH optimizer", "") && of("Megatron-LM", "trained with Muon (Moonlight)"));
+        assert!(!of("Megatron-LM", "AdamW, no Muon") && !of("Megatron-LM", "optimizer not stated"));
+    }
+
+    #[test]
+    fn by_system_and_precision() {
+        let of = |system: &str, precision: &str, pp: u32, zero: u32| {
+            let (system, precision) = (system.into(), precision.into());
+            are_halved(&Training { system, precision, pp: Some(pp), ..Training::default() }, zero)
+        };
+        assert!(of("NeMo/Megatron-Bridge 26.02", "MXFP8", 4, 1) && of("NeMo 24.12", "BF16", 1, 1));
+        assert!(!of("NeMo AutoModel (PyTorch FSDP2)", "BF16", 1, 3) && !of("torchtitan (FSDP)", "bf16", 1, 3));
+        assert!(of("HF+DeepSpeed ZeRO-3", "bf16", 1, 3) && !of("Megatron-DeepSpeed", "bf16", 8, 1));
+        assert!(!of("Megatron-LM (Nemotron-4)", "bf16", 8, 1) && !of("Megatron-LM / NeMo", "bf16", 8, 1));
+        assert!(!of("NeMo 23.05", "BF16", 1, 1) && !of("Megatron-LM", "bf16 (fp32 grad accum)", 8, 1));
+        assert!(of("Megatron-LM, --grad-reduce-in-bf16", "bf16", 8, 1));
+        // Of fp16 weights, but not where autocast leaves these in fp32.
+        assert!(of("Megatron-DeepSpeed (BigScience)", "fp16", 12, 1) && of("Megatron-LM PTD-P", "fp16 mixed", 8, 0));
+        assert!(!of("OneFlow GPT (Megatron's blocks)", "fp16", 1, 0));
+        assert!(!of("Hugging Face Trainer", "fp16", 1, 0) && !of("Megatron-LM SP", "bf16/fp16", 1, 0));
+        assert!(!of("Megatron-LM", "fp16 (fp32 grad accum)", 8, 0));
+    }
+}

@@ -1,0 +1,533 @@
+//! Which software: attention kernel and habits by the name of the system. One table, read from above; what a
+//! source leaves unsaid is what its system did by default at its time.
+
+use super::era::{is_later_gpu, is_later_model, precedes_flash};
+use super::sdpa;
+use super::system::{FSDP_SDPA, NEMO, System};
+use crate::published::row::case::Training;
+use crate::published::row::words::{squeezed, tokens};
+use crate::spec::Recompute;
+
+/// A line of the table: the first of whose words is in the name of the system.
+struct Rule {
+    words: &'static [&'static str],
+    habits: Habits,
+}
+
+/// What a system does unless told otherwise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Habits {
+    /// Attention kernels, the first that the GPU has a curve for.
+    pub kernels: &'static [&'static str],
+    /// Probability to drop an element in training.
+    pub dropout: f64,
+    /// Attention and feed-forward network beside each other.
+    pub parallel_block: bool,
+    /// A token sees half of the sequence at most.
+    pub half_window: bool,
+    /// Stage of ZeRO where none is stated.
+    pub zero: u32,
+    /// Tensor parallelism comes with sequence parallelism where neither is stated.
+    pub sequence_parallel: bool,
+    /// Chunks of rows are gathered and scattered beside the products, where there is sequence parallelism.
+    pub tp_overlap: bool,
+    /// The recipes come with NCCL's settings for sends.
+    pub tuned_sends: bool,
+    /// Products add to the gradients of weights themselves, in place of a kernel behind each.
+    pub fused_grads: bool,
+    /// The loss takes logits as they are, in place of a copy in fp32.
+    pub fused_loss: bool,
+    /// What is recomputed where nothing is said.
+    pub recompute: Option<Recompute>,
+    /// Selective recomputation is that of every second product (torchtitan's `selective` of operators), which is half
+    /// of a layer's; else of attention alone (Megatron-LM's).
+    pub halves: bool,
+    /// Layers that do not come out even fill the stages of a pipeline from the first one on, and the last has what is left.
+    pub fills_stages: bool,
+    /// Without sequence parallelism, ranks of tensor parallelism pass on a part each between stages.
+    pub scattered_p2p: bool,
+    /// From before FlashAttention, or from its first months: whoever has later GPUs, or models, has what came later.
+    pub early: bool,
+    pub overlap: Overlap,
+}
+
+/// Which communication runs beside compute.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Overlap {
+    /// The sum of gradients over replicas.
+    pub grad: bool,
+    /// What passes between the stages of a pipeline, and of one that is interleaved.
+    pub p2p: bool,
+    pub interleaved_p2p: bool,
+    /// The CPU issues on while the GPU computes, and does not wait for every pass of a microbatch.
+    pub passes: bool,
+    /// Nor for every kernel (`CUDA_LAUNCH_BLOCKING`).
+    pub kernels: bool,
+}
+
+/// Everything that depends on nothing.
+const ALL: Overlap = Overlap { grad: true, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
+/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not.
+const CORE: Overlap = Overlap { p2p: false, ..ALL };
+/// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
+const NOTHING: Overlap = Overlap { grad: false, interleaved_p2p: false, ..CORE };
+/// Its timers waited for the device at both ends of what they timed, until they had levels late in 2022.
+const TIMED: Overlap = Overlap { passes: false, ..NOTHING };
+
+const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
+    Habits {
+        kernels,
+        dropout,
+        parallel_block: false,
+        half_window: false,
+        zero: 0,
+        sequence_parallel: false,
+        tp_overlap: false,
+        tuned_sends: false,
+        fused_grads: false,
+        fused_loss: false,
+        recompute: None,
+        halves: false,
+        fills_stages: false,
+        scattered_p2p: false,
+        early: false,
+        overlap: ALL,
+    }
+}
+
+const fn with(overlap: Overlap, habits: Habits) -> Habits {
+    Habits { overlap, ..habits }
+}
+
+/// Megatron of 2019 to 2022 and what was built on it. Whoever is as early and does not say so recomputes whole layers, as
+/// selective recomputation came in May of 2022 (arXiv:2205.05198), the month of FlashAttention.
+/// What passes between stages is scattered (arXiv:2104.04473, section 4.1; DeepSpeed's engine of pipelines does it, too:
+/// `pipe_partitioned` and `grad_partitioned`, github:microsoft/DeepSpeed@0050fda deepspeed/runtime/pipe/engine.py).
+const EARLY: Habits = Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) };
+
+/// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
+/// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do"). Its examples of 2023
+/// recompute still (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
+/// `activation_checkpoint`), as GPT-NeoX's configurations do.
+const ON_DEEPSPEED: Habits = Habits { fills_stages: true, recompute: Some(Recompute::Full), ..EARLY };
+
+/// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
+const UNFUSED: &[&str] = &["unfused", "fa2"];
+/// FlashAttention as it was until July 2023.
+const FLASH_1: &[&str] = &["fa1", "fa2"];
+/// FlashAttention 2 or, on what came after it, what PyTorch had there.
+const FLASH: &[&str] = &["fa2", "fa3", "cudnn", "fa4"];
+/// Transformer Engine takes cuDNN where it is the faster.
+const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
+/// The newest FlashAttention of each generation.
+const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
+
+/// Megatron's products add to the gradients of weights since 2022 (`gradient_accumulation_fusion`, with APEX).
+const fn fused(habits: Habits) -> Habits {
+    Habits { fused_grads: true, ..habits }
+}
+
+/// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
+const RECIPES: Habits =
+    fused(Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) });
+
+/// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
+/// Megatron Core's README has it for its own figures.
+const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, fused_loss: true, ..RECIPES };
+
+/// Whose communication all goes beside compute, as MegaScale's (arXiv:2402.15627, section 3.2) and its successor's does.
+const IN_CHUNKS: Habits = fused(Habits { tp_overlap: true, ..habits(FLASH, 0.0) });
+
+/// MegaScale's block (section 3.1 there); its window is not printed, half of its sequence is what its MFU says.
+const MEGASCALE: Habits = Habits { parallel_block: true, half_window: true, ..IN_CHUNKS };
+
+/// Megatron-LM of 2023, as MegaScale was built on it and is compared with it.
+const BASELINE: Habits = fused(with(NOTHING, habits(FLASH_1, 0.0)));
+
+/// MegaScale's ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
+/// than 3 % with all its fused operators says that the baseline's attention was fused already. Looked at of MegaScale only.
+const ABLATION: &[Rule] = &[
+    Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
+    Rule { words: &["ablationbaseline"], habits: BASELINE },
+    Rule { words: &["ablation+parallel"], habits: Habits { parallel_block: true, ..BASELINE } },
+    Rule { words: &["ablation+sliding"], habits: Habits { parallel_block: true, half_window: true, ..BASELINE } },
+    Rule { words: &["ablation+tp"], habits: Habits { kernels: FLASH_1, overlap: NOTHING, ..MEGASCALE } },
+    Rule {
+        words: &["ablation+pp"],
+        habits: Habits { kernels: FLASH_1, overlap: Overlap { grad: false, ..ALL }, ..MEGASCALE },
+    },
+    Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
+    Rule { words: &["megascale"], habits: MEGASCALE },
+];
+
+/// PyTorch's own sharding, with the attention that `scaled_dot_product_attention` chooses.
+const TITAN: Habits = Habits { zero: 3, sequence_parallel: true, halves: true, ..habits(FLASH, 0.0) };
+
+const RULES: &[Rule] = &[
+    // Tensor parallelism of torchtitan is in chunks where it is asked for (`enable_async_tensor_parallel`).
+    Rule { words: &["asynctp", "asynctensor"], habits: Habits { tp_overlap: true, ..TITAN } },
+    Rule { words: &["torchtitan"], habits: TITAN },
+    // Trained before July 2024, when FlashAttention 3 came (arXiv:2407.08608).
+    Rule { words: &["llama3stack"], habits: habits(FLASH, 0.0) },
+    // Who tells of PyTorch's FSDP alone has its attention, too.
+    Rule { words: &[FSDP_SDPA, "fmsfsdp", "pytorchfsdp", "torchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
+    // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
+    // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
+    Rule {
+        words: &["primus"],
+        habits: Habits { fused_loss: true, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
+    },
+    Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
+    Rule { words: &["megatronlm(commit"], habits: BASELINE },
+    Rule { words: &["megascalemoe"], habits: IN_CHUNKS },
+    // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
+    // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
+    Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, ON_DEEPSPEED) },
+    Rule {
+        words: &[ONE_NODE],
+        habits: Habits { recompute: Some(Recompute::None), overlap: Overlap { grad: true, ..TIMED }, ..EARLY },
+    },
+    // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
+    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: ON_DEEPSPEED },
+    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
+    // On DeepSpeed's engine of pipelines and its optimizer (github:EleutherAI/gpt-neox configs/20B.yml: ZeRO 1, activations
+    // checkpointed, no dropout).
+    Rule { words: &["gptneox"], habits: Habits { zero: 1, dropout: 0.0, ..ON_DEEPSPEED } },
+    // Of 2023: FlashAttention, and Megatron-LM's optimizer, whose collectives wait, or its own, whose do not
+    // (github:alibaba/Megatron-LLaMA README.md).
+    Rule { words: &["megatronllama(over"], habits: fused(Habits { zero: 1, ..habits(FLASH_1, 0.0) }) },
+    Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
+    // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
+    Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    Rule { words: &[NEMO, "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
+    // They follow NeMo's recipes (github:NVIDIA/Megatron-LM examples/llama/README.md, section 4).
+    Rule { words: &["megatronlmexamples"], habits: OVERLAPPED },
+    // Megatron of 2022 and 2023 with sequence parallelism (arXiv:2205.05198), the baseline of DeepSpeed-Ulysses: every
+    // replica holds its optimizer (`--use-distributed-optimizer` is no default), and its collectives wait.
+    Rule {
+        words: &["megatronlmsp"],
+        habits: fused(Habits { sequence_parallel: true, ..with(NOTHING, habits(FLASH_1, 0.0)) }),
+    },
+    Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
+    Rule { words: &["llmfoundry", "mosaic", "internevo"], habits: habits(FLASH_1, 0.0) },
+    // Recipes of fine-tuning compute again unless told otherwise (github:pytorch/torchtune recipes/configs,
+    // `enable_activation_checkpointing`; github:QwenLM/Qwen finetune, `--gradient_checkpointing`).
+    Rule {
+        words: &["torchtune", "peft", "unsloth", "trlsft"],
+        habits: Habits { recompute: Some(Recompute::Full), ..habits(FLASH, 0.0) },
+    },
+    Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
+    // Hugging Face's blocks with FlashAttention 2 under DeepSpeed; XTuner puts its own operators into them.
+    Rule {
+        words: &["xtuner", "llamafactory", "easycontext", "axolotl", "openrlhf"],
+        habits: Habits { zero: 3, ..habits(FLASH, 0.0) },
+    },
+    // DeepSpeed's, of 2023 and on A100, which comes with its ZeRO 3 (arXiv:2309.14509).
+    // Its examples recompute, see `ON_DEEPSPEED`.
+    Rule {
+        words: &["ulysses"],
+        habits: Habits { zero: 3, recompute: Some(Recompute::Full), early: true, ..habits(FLASH_1, 0.0) },
+    },
+    Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    // Its ring of sequence parallelism (arXiv:2105.13120) has scores in memory, as it sums over all of K before it takes
+    // V, and shares no weights, so that they must be sharded (its ZeRO).
+    Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(UNFUSED, 0.0) } },
+    Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
+    // They shard weights over all chips where nothing else is asked for.
+    Rule { words: &["maxtext", "levanter", "axlearn"], habits: Habits { zero: 3, ..OTHERWISE } },
+    // Whatever else is built on Megatron: of today.
+    Rule { words: &["mindspeed", "megatronswift", "megatronpatch", "(megatron)"], habits: RECIPES },
+    // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
+    Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },
+];
+
+/// How vTrain's runs of one node are worded (traces/published/training_single_node_a100.json). What their times rule out:
+///
+/// * that layers are recomputed: one of width 2,048 takes 16.3 ms for 8 sequences of 1,024 whose scores are in memory. Of
+///   that scores, elementwise kernels and norms are 6 ms by their bytes, and what is left would take 305 of the A100's 312
+///   TFLOP/s; without recomputation it is 205;
+/// * that the vocabulary is filled up where nobody shares it: its products run at 90 TFLOP/s there, and at 215 where two
+///   ranks do;
+/// * that gradients are summed behind the backward pass: 2 replicas of 1.3 billion weights take no less than 8.
+const ONE_NODE: &str = "1f1b,fullactivationcheckpointing,fp16";
+
+/// Whether what a system's name says of recomputation is not so: see `ONE_NODE`.
+pub fn is_disproved(system: &str) -> bool {
+    squeezed(system).contains(ONE_NODE)
+}
+
+/// Whether a system fills a vocabulary up to a multiple of 128 rows for each rank of tensor parallelism, as Megatron-LM does
+/// (`make-vocab-size-divisible-by`): all but those that take a model as its makers publish it.
+pub fn fills_vocabulary(system: &str) -> bool {
+    let text = squeezed(system);
+    let as_published = ["huggingface", "transformers", "hf+", "hftrainer", "hfaccelerate", "peft", "trlsft", ONE_NODE];
+    !as_published.iter().any(|word| text.contains(word))
+}
+
+/// A system that the table does not name.
+const OTHERWISE: Habits = habits(NEWEST, 0.0);
+
+/// Kernels of attention that the name of a system gives with it.
+const NAMED: &[(&[&str], &[&str])] = &[
+    (&["withoutflash", "w/oflash", "noflash", "unfusedattention"], UNFUSED),
+    (&["cudnn"], TRANSFORMER_ENGINE),
+    (&["flashattention4", "flashattn4", "fa4"], &["fa4", "cudnn", "fa3", "fa2"]),
+    (&["flashattention3", "flashattn3", "fa3"], &["fa3", "cudnn", "fa4", "fa2"]),
+    (&["flashattention2", "flashattn2", "fa2", "flashv2"], &["fa2", "fa3", "cudnn", "fa4"]),
+];
+
+fn named(system: &System) -> Option<&'static [&'static str]> {
+    let engine =
+        (is_on_engine(system) && !system.says(&["sdpa", "flexattn", "flexattention"])).then_some(TRANSFORMER_ENGINE);
+    NAMED.iter().find(|(words, _)| system.says(words)).map(|(_, kernels)| *kernels).or(engine)
+}
+
+/// Whether JAX compiles a whole step, its loss with it.
+fn is_jax(text: &str) -> bool {
+    ["maxtext", "jax", "levanter", "axlearn"].iter().any(|word| text.contains(word))
+}
+
+/// Whether a system is said to have the layers of Transformer Engine, or TE for short.
+fn is_on_engine(system: &System) -> bool {
+    system.has("transformerengine") || system.has_word("te")
+}
+
+/// Megatron by its bare name is Megatron-LM.
+fn is_bare_megatron(text: &str) -> bool {
+    ["megatron", "nvidiamegatron"].contains(&text) || text.starts_with("megatronv")
+}
+
+/// Habits by the table alone.
+fn tabled(system: &System) -> Habits {
+    if is_bare_megatron(&system.text) {
+        return tabled(&System::of("Megatron-LM"));
+    }
+    let own = if system.is_megascale() { ABLATION } else { &[] };
+    let rule = own.iter().chain(RULES).find(|rule| system.says(rule.words));
+    rule.map_or(OTHERWISE, |rule| rule.habits)
+}
+
+impl Habits {
+    /// The same with scores in memory.
+    pub fn unfused(self) -> Habits {
+        Habits { kernels: UNFUSED, ..self }
+    }
+
+    /// Those of a system, whatever it runs on.
+    pub fn of(system: &str) -> Habits {
+        Habits::by_name(&System::of(system), system, false).settled()
+    }
+
+    fn by_name(system: &System, name: &str, on_later_gpu: bool) -> Habits {
+        let found = tabled(system);
+        let found = if precedes_flash(name) { before_flash(found) } else { found };
+        // A compiled loss does not write logits in fp32.
+        let text = &system.text;
+        let compiled = text.contains("torch.compile") && !text.contains("notorch.compile") || is_jax(text);
+        let found = Habits { fused_loss: found.fused_loss || compiled, ..found };
+        match named(system) {
+            Some(kernels) if kernels == UNFUSED => found.unfused(),
+            Some(kernels) => Habits { kernels, ..found.with_flash(false) },
+            None if system.has_flash() && (found.early || found.kernels == UNFUSED) => found.with_flash(on_later_gpu),
+            None => found,
+        }
+    }
+
+    /// The same of whoever has FlashAttention: in its first version on the GPUs of its time, with timers that do not wait,
+    /// and with nothing recomputed for no reason but habit.
+    fn with_flash(self, on_later_gpu: bool) -> Habits {
+        let kernels = match self.kernels {
+            _ if on_later_gpu => FLASH,
+            given if given == UNFUSED => FLASH_1,
+            given => given,
+        };
+        Habits { kernels, early: false, overlap: Overlap { passes: true, ..self.overlap }, ..self }
+    }
+
+    /// Early systems recompute whole layers where they do not say otherwise.
+    fn settled(self) -> Habits {
+        let habit = self.early.then_some(Recompute::Full);
+        Habits { recompute: self.recompute.or(habit), ..self }
+    }
+
+    /// Those of a run: early habits end with GPUs and models that are later than FlashAttention. Megatron-LM's GPT on A100 is
+    /// from before Transformer Engine's layers and flags for overlap, and collectives wait. In fp16 it is from before
+    /// FlashAttention, too, which came to it with bf16's default, early in 2023 (github:NVIDIA/Megatron-LM,
+    /// `--use-flash-attn` of January 2023), unless it is named: scores are in memory.
+    pub fn of_run(run: &Training) -> Habits {
+        let system = System::of(&run.system);
+        let found = Habits::by_name(&system, &run.system, is_later_gpu(&run.gpu));
+        let kernels = named(&system);
+        let found = found.at_its_time(run, kernels);
+        let sdpa = kernels.is_none().then(|| sdpa::of(&system, &run.gpu)).flatten();
+        let found = Habits { kernels: sdpa.unwrap_or(found.kernels), ..found }.settled();
+        let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
+        let plain = system.has("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
+        if !(a100 && plain) || run.gated_ffn == Some(true) {
+            return found;
+        }
+        let found = Habits { overlap: NOTHING, scattered_p2p: true, ..found };
+        match squeezed(&run.precision).starts_with("fp16") && !system.has_flash() {
+            true => Habits { kernels: UNFUSED, dropout: EARLY.dropout, ..found },
+            false => Habits { kernels: FLASH_1, ..found },
+        }
+    }
+
+    /// Early habits on what is later than FlashAttention: its kernels, unless others are `named`, and no dropout in models
+    /// that have none.
+    fn at_its_time(self, run: &Training, named: Option<&[&str]>) -> Habits {
+        let (gpu, model) = (is_later_gpu(&run.gpu), is_later_model(run));
+        if !self.early || named.is_some() || !(gpu || model) {
+            return self;
+        }
+        let found = self.with_flash(gpu);
+        if model { Habits { dropout: 0.0, ..found } } else { found }
+    }
+}
+
+/// Systems whose blocks are written in PyTorch's own operators: each is a kernel, unless something fuses them.
+const OWN_OPERATORS: &[&str] = &[
+    "torchtitan",
+    "pytorch",
+    "huggingface",
+    "transformers",
+    "hf+",
+    "hftrainer",
+    "hfaccelerate",
+    // Hugging Face's blocks, too.
+    "llamafactory",
+    "easycontext",
+    "alst",
+    "arctictraining",
+    "axolotl",
+    "openrlhf",
+    "trlsft",
+    "torchtune",
+    "atorch",
+    "paddle",
+    // Megatron-LM's own blocks until Transformer Engine's took their place in 2024: for Llama's, norms are in PyTorch's
+    // operators (github:NVIDIA/Megatron-LM megatron/legacy/model/rms_norm.py).
+    "yunchang",
+    "flagscale",
+    "skywork",
+    "megatronllama",
+    "megatronlm+flashattention",
+];
+const OWN_OF_MEGATRON: &[&str] = &["yunchang", "flagscale", "skywork", "megatronllama", "megatronlm+flashattention"];
+const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
+
+/// Whether norms, rotations and gates are several kernels each.
+pub fn is_eager(name: &str) -> bool {
+    let system = System::of(name);
+    let fused = system.says(FUSERS) && !system.has("notorch.compile");
+    // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
+    let other = system.says(&["megatron", NEMO, "maxtext"]) && !system.says(OWN_OF_MEGATRON);
+    // Who tells of what shards alone has PyTorch's blocks, or Hugging Face's.
+    let sharder = ["fsdp", "torchfsdp", "deepspeedzero", "deepspeed"]
+        .iter()
+        .any(|word| system.text.strip_prefix(word).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())));
+    (system.says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(&system)
+}
+
+/// Whether rows of experts are put in order by PyTorch's operators of indices, whatever is compiled: torchtitan's layers, but
+/// where the whole step is a CUDA graph, which has no sizes that the CPU learns on the way.
+pub fn indexes_rows(name: &str) -> bool {
+    let system = System::of(name);
+    system.has("torchtitan") && !system.has("cudagraph")
+}
+
+fn before_flash(found: Habits) -> Habits {
+    Habits { kernels: UNFUSED, dropout: EARLY.dropout, tp_overlap: false, tuned_sends: false, ..found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_of_pytorch_are_kernels_unless_something_fuses_them() {
+        assert!(
+            indexes_rows("torchtitan (FSDP2 + EP, torch.compile)") && !indexes_rows("NeMo AutoModel (PyTorch FSDP2)")
+        );
+        assert!(!indexes_rows("torchtitan (FSDP + EP, CUDA graph of the step)"));
+        assert!(is_eager("torchtitan (FSDP)") && is_eager("fms-fsdp (PyTorch FSDP, SDPA flash v2)"));
+        assert!(!is_eager("torchtitan (FSDP + torch.compile)") && !is_eager("HF+DeepSpeed ZeRO-3 + Liger"));
+        assert!(!is_eager("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)") && is_eager("PyTorch, tested"));
+        assert!(is_eager("Megatron-LM + USP (YunChang)") && !is_eager("Megatron-LM core_v0.6.0 + Transformer Engine"));
+        assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
+        assert!(
+            Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss
+        );
+        assert!(Habits::of("torchtitan (FSDP + TP + AsyncTP)").tp_overlap && !Habits::of("torchtitan").tp_overlap);
+    }
+
+    #[test]
+    fn kernels_that_a_name_gives_and_software_of_its_time() {
+        assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
+        assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);
+        assert_eq!(Habits::of("Primus-pipeline zbb").zero, 1);
+        assert_eq!(Habits::of("NeMo/Megatron-Bridge 26.04").kernels, TRANSFORMER_ENGINE);
+        assert_eq!(Habits::of("a script, without FlashAttention (Megatron-LM)").kernels, UNFUSED);
+        assert_eq!(Habits::of("torchtitan (torch.compile, FA4)").kernels[0], "fa4");
+        assert_eq!(Habits::of("a script, FlashAttention-2").kernels[0], "fa2");
+        assert_eq!(Habits::of("MosaicML examples (FSDP)").kernels, FLASH_1);
+        let run = |precision: &str, gpu: &str| {
+            let [system, precision, gpu] = ["Megatron-LM", precision, gpu].map(String::from);
+            Habits::of_run(&Training { system, precision, gpu, ..Training::default() }).kernels
+        };
+        assert_eq!([run("fp16", "A100-SXM-80GB"), run("bf16", "A100-SXM-80GB")], [UNFUSED, FLASH_1]);
+        assert_eq!(run("fp16", "H100-SXM-80GB"), TRANSFORMER_ENGINE);
+    }
+
+    #[test]
+    fn nemo_before_it_had_flash_attention() {
+        let kernels = |system: &str| Habits::of(system).kernels;
+        assert_eq!([kernels("NeMo 23.05"), kernels("NeMo Framework of 2023")], [UNFUSED; 2]);
+        assert_eq!([kernels("NeMo 23.08"), kernels("NeMo 24.07"), kernels("NeMo")], [TRANSFORMER_ENGINE; 3]);
+        assert_eq!(Habits::of("Megatron-LM (Nemotron-4)"), Habits::of("Megatron-LM"));
+        assert_eq!(kernels("FSDP2, ring attention over SDPA of cuDNN"), TRANSFORMER_ENGINE);
+    }
+
+    /// Where a model, a GPU or the name of a system is later than FlashAttention, habits from before it do not hold.
+    #[test]
+    fn early_habits_end_with_flash_attention() {
+        let of = |system: &str, gpu: &str, model: &str| {
+            let [system, gpu, model] = [system, gpu, model].map(String::from);
+            let found = Habits::of_run(&Training { system, gpu, model, ..Training::default() });
+            (found.kernels, found.recompute, found.dropout)
+        };
+        let full = Some(Recompute::Full);
+        assert_eq!(of("Megatron-DeepSpeed", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "H100", "GPT 22B"), (FLASH, None, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "Llama-3 8B"), (FLASH_1, None, 0.0));
+        assert_eq!(of("Megatron-DeepSpeed, without FlashAttention", "H100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-DeepSpeed (FlashAttention-2)", "A100", "GPT 22B").0[0], "fa2");
+        assert_eq!(of("Megatron-LM PTD-P + flash attention", "A100", "GPT 22B"), (FLASH_1, None, 0.1));
+        // Recipes of DeepSpeed's Megatron, GPT-NeoX and Ulysses recompute whatever the attention is.
+        assert_eq!(of("Megatron-DeepSpeed (flash-attn)", "A100", "GPT 22B"), (FLASH_1, full, 0.1));
+        assert_eq!(of("Megatron-DeepSpeed", "B200", "Llama-3 8B"), (FLASH, full, 0.0));
+        assert_eq!(of("GPT-NeoX + FlashAttention", "A100", "GPT 20B"), (FLASH_1, full, 0.0));
+        assert_eq!(of("DeepSpeed-Ulysses", "A100", "GPT 7B"), (FLASH_1, full, 0.0));
+        let later = ["DeepSpeed-Ulysses", "DeepSpeed-Ulysses (FlashAttention)"].map(|name| of(name, "H100", "GPT 7B"));
+        assert_eq!(later, [(FLASH, full, 0.0); 2]);
+        // What is no habit of a time but how a ring is written, or who was measured, stays.
+        assert_eq!(of("Colossal-AI SP", "H100", "GPT 7B").0, UNFUSED);
+        assert_eq!(of("MosaicML llm-foundry (FSDP, FlashAttention)", "H100", "MPT-7B").0, FLASH_1);
+    }
+
+    #[test]
+    fn megascale_itself_has_its_block_and_its_window() {
+        let of = |system: &str| {
+            let found = Habits::of(system);
+            (found.parallel_block, found.half_window, found.tp_overlap)
+        };
+        assert_eq!([of("MegaScale"), of("MegaScale ablation +TP overlap")], [(true, true, true); 2]);
+        assert_eq!(of("MegaScale ablation +sliding window"), (true, true, false));
+        assert_eq!(of("MegaScale ablation baseline Megatron-LM"), (false, false, false));
+        assert_eq!(of("MegaScale-MoE (on Megatron-LM)"), (false, false, true));
+        let other = Habits::of("Megatron-LM@f1f03922 with MegaScale's overlap of data and pipeline parallelism");
+        assert_eq!(other, Habits::of("Megatron-LM"));
+        assert_eq!(Habits::of("another system, ablation +TP overlap"), OTHERWISE);
+    }
+}

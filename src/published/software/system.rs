@@ -1,0 +1,121 @@
+//! The name of a system, read once: which words are names of software, and which only look like it.
+
+use crate::published::row::words::{squeezed, tokens};
+
+/// NVIDIA's NeMo. Its models Nemotron, and Mistral NeMo, only begin or end like it.
+pub const NEMO: &str = "nemo";
+const BRIDGE: &str = "megatronbridge";
+const MEGASCALE: &str = "megascale";
+
+/// PyTorch's FSDP where nothing else is told of a system, as the foundation model stack's posts have it.
+pub const FSDP_SDPA: &str = "fsdp,sdpa";
+
+pub struct System {
+    /// Without spaces and dashes, in lower case.
+    pub text: String,
+    words: Vec<String>,
+}
+
+impl System {
+    pub fn of(name: &str) -> System {
+        System { text: squeezed(name), words: tokens(name) }
+    }
+
+    /// Whether one of these is in the name.
+    pub fn says(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.has(name))
+    }
+
+    /// Whether it is a word of the name.
+    pub fn has_word(&self, word: &str) -> bool {
+        self.words.iter().any(|own| own == word)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        if name == NEMO { self.is_nemo() } else { self.text.contains(name) }
+    }
+
+    fn is_nemo(&self) -> bool {
+        let named = |at: usize| {
+            let word = &self.words[at];
+            let is_model = word.starts_with("nemotron") || at > 0 && self.words[at - 1] == "mistral";
+            word.starts_with(NEMO) && !is_model
+        };
+        (0..self.words.len()).any(named)
+    }
+
+    pub fn is_bridge(&self) -> bool {
+        self.has(BRIDGE)
+    }
+
+    /// Whether a version of the library Megatron-Bridge is named, a commit or a day of it: not the recipes of performance
+    /// that come with a release of NeMo's containers, whose numbers begin with 22 at least.
+    pub fn is_library(&self) -> bool {
+        let tail = self.text.find(BRIDGE).map_or("", |at| &self.text[at + BRIDGE.len()..]);
+        let digits: String =
+            tail.strip_prefix('v').unwrap_or(tail).chars().take_while(|c| c.is_ascii_digit()).collect();
+        let versioned = digits.parse::<u32>().is_ok_and(|major| major < 22);
+        tail.starts_with('@') || tail.starts_with("of") || versioned
+    }
+
+    /// Whether FlashAttention is named, of whichever version; flash-linear-attention is none.
+    pub fn has_flash(&self) -> bool {
+        let alone = |at: usize| self.words[at] == "flash" && self.words.get(at + 1).is_none_or(|word| word != "linear");
+        self.text.contains("flashatt") || (0..self.words.len()).any(alone)
+    }
+
+    /// Whether it is MegaScale itself (arXiv:2402.15627): not what has its name within another one (MegaScale-MoE,
+    /// arXiv:2505.11432), nor another system with something of MegaScale's.
+    pub fn is_megascale(&self) -> bool {
+        let Some(at) = self.words.iter().position(|word| word == MEGASCALE) else { return false };
+        let other = self.words.get(at + 1).is_some_and(|word| ["moe", "infer", "omni", "s"].contains(&word.as_str()));
+        !other && !self.words[..at].iter().any(|word| word.starts_with("megatron"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_looks_like_the_name_of_a_system() {
+        let nemo = |name: &str| System::of(name).has(NEMO);
+        for name in
+            ["NeMo 24.07", "Megatron-LM / NeMo (2024-05)", "NeMo24.03", "NeMo_Framework", "Megatron-LM (NeMo 26.04)"]
+        {
+            assert!(nemo(name), "{name}");
+        }
+        for name in
+            ["Megatron-LM (Nemotron-4)", "FSDP, Nemotron 3 Nano", "Megatron-LM (Mistral NeMo 12B)", "Megatron-LM"]
+        {
+            assert!(!nemo(name), "{name}");
+        }
+        let itself = |name: &str| System::of(name).is_megascale();
+        assert!(
+            itself("MegaScale") && itself("ByteDance MegaScale (A100)") && itself("MegaScale ablation +TP overlap")
+        );
+        assert!(!itself("MegaScale-MoE (on Megatron-LM)") && !itself("Megatron-LM@f1f03922 with MegaScale's overlap"));
+    }
+
+    #[test]
+    fn flash_attention_in_many_spellings() {
+        for name in ["(flash-attn)", "+ FlashAttention", "flash attention", "Flash_Attn", "FlashAttention-2", "(flash)"]
+        {
+            assert!(System::of(&format!("GPT-NeoX {name}")).has_flash(), "{name}");
+        }
+        assert!(!System::of("flash-linear-attention").has_flash() && !System::of("GPT-NeoX").has_flash());
+    }
+
+    #[test]
+    fn the_library_and_its_recipes() {
+        let library = |name: &str| System::of(name).is_library();
+        for name in ["@79308d0 (NeMo 26.08)", " 0.1.0rc4 (NeMo 25.09)", " v0.3.0", " of July 2026"] {
+            assert!(library(&format!("Megatron-Bridge{name}")), "{name}");
+        }
+        assert!(
+            !library("NeMo/Megatron-Bridge 26.04")
+                && !library("Megatron-Bridge (NeMo 26.04)")
+                && !library("NeMo 25.09")
+        );
+    }
+}
