@@ -1,8 +1,10 @@
 //! `foretrain goodput`: what failures and checkpoints leave of a run.
 
-use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
+use super::config::{CLUSTER, Config};
+use super::flags::value::trained_tokens;
+use super::flags::{Output, PlanFile, Seed};
 use super::progress::Clock;
-use super::{Answer, Output, list_of, software};
+use super::{Answer, list_of, software};
 use crate::error::{Error, Result};
 use crate::goodput::Run;
 use crate::goodput::checkpoint::{Checkpoint, state_bytes};
@@ -70,9 +72,8 @@ pub struct Flags {
     /// Runs that are played, for what luck does
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: u32,
-    /// For what is random
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    seed: Seed,
     /// Write rows.csv and a picture into this folder: over the interval, and over the number of GPUs
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -121,7 +122,7 @@ impl Flags {
                 tokens: None,
             });
         }
-        let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
+        let chosen = self.config.choose(self.plan.path(), CLUSTER)?;
         let plan = chosen.plan()?;
         let row = chosen.case.row_of(&plan)?;
         let (time_s, costed) = match (self.step_time, row.feasible, row.step_time_s) {
@@ -153,7 +154,7 @@ impl Flags {
 
     /// Where step and state are told, nothing is costed. Errors: flags that only a costed step has a use for.
     fn only_gpus(&self) -> Result<()> {
-        if self.plan.plan.is_none() && !self.config.says_more_than_gpus() {
+        if self.plan.path().is_none() && !self.config.says_more_than_gpus() {
             return Ok(());
         }
         let why = "with --step-time and --state no step is costed: of the flags of a configuration only --gpus is used; leave \
@@ -342,7 +343,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(every) = flags.every {
         run = run.every(every)?;
     }
-    let played = play(&run, work, flags.runs as usize, flags.seed);
+    let played = play(&run, work, flags.runs as usize, flags.seed.seed);
     if played.hopeless {
         return Err(hopeless(&run));
     }
@@ -421,7 +422,7 @@ fn more_spares(run: &Run, played: &Played, work: f64, flags: &Flags) -> Vec<Spar
     let Some(now) = run.spares.filter(|_| waits) else { return vec![] };
     let with = |spares: u32| {
         let run = Run { spares: Some(spares), ..run.clone() };
-        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed).ettr }
+        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed.seed).ettr }
     };
     let enough = run.spares_for(0.99);
     std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
