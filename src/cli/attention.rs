@@ -1,7 +1,8 @@
 //! `foretrain attention`: one attention operation over the ranks that share it, held against one GPU's kernel.
 
-use super::config::{count, documents, dtype, options, stack_of};
-use super::{Answer, Output};
+use super::Answer;
+use super::flags::value::{count, dtype};
+use super::flags::{Implementation, JsonFile, Output, Platform, documents};
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::cost::{Effort, Machine, cost};
@@ -19,7 +20,6 @@ use crate::timeline::Timeline;
 use crate::units::{FlopsPerSec, Seconds};
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
@@ -60,23 +60,17 @@ pub struct Flags {
     /// fwd, bwd or fwd+bwd; bwd alone finds what a forward pass would have kept
     #[arg(long, value_name = "PASS", value_parser = pass, default_value = "fwd")]
     pass: Pass,
-    /// Choices of the implementation, words joined by +, see `foretrain options` [default: default]
-    #[arg(long, value_name = "WORDS", value_parser = options)]
-    options: Option<Options>,
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    implementation: Implementation,
+    #[command(flatten)]
+    platform: Platform,
     /// bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 fn pass(text: &str) -> std::result::Result<Pass, String> {
@@ -86,7 +80,7 @@ fn pass(text: &str) -> std::result::Result<Pass, String> {
 pub fn run(flags: &Flags) -> Result<Answer> {
     let found = Bench::new(flags)?.found()?;
     let error = (!found.fits).then(|| Cause::Memory.infeasible("the operation alone does not fit; see its table"));
-    Answer::with_error(found.render(), &found, error).also_to(flags.out.as_deref())
+    Answer::with_error(found.render(), &found, error).also_to(flags.file.path())
 }
 
 /// What is asked for, and the machine for it.
@@ -103,9 +97,8 @@ struct Bench {
 
 impl Bench {
     fn new(flags: &Flags) -> Result<Bench> {
-        let cluster = ClusterSpec::find(&flags.cluster)?;
-        let gpu = GpuSpec::find(&cluster.gpu)?;
-        let stack = StackSpec::find_for(flags.stack.as_deref().unwrap_or(stack_of(&gpu)), &gpu)?;
+        let (cluster, gpu) = flags.platform.specs()?;
+        let stack = StackSpec::find_for(flags.platform.stack.on(&gpu), &gpu)?;
         let kernels = Roofline::new(&gpu, &stack)?;
         let spec = AttentionSpec {
             batch: flags.batch,
@@ -120,7 +113,8 @@ impl Bench {
             },
             dtype: flags.dtype.unwrap_or_else(|| default_dtype(&gpu)),
         };
-        let (ring, ulysses, options) = (flags.ring, flags.ulysses, flags.options.unwrap_or_default());
+        let (ring, ulysses) = (flags.ring, flags.ulysses);
+        let options = flags.implementation.options.unwrap_or_default();
         let par = Parallelism { ring, ulysses, options, ..Parallelism::default() };
         guard::attention(&spec, &par)?;
         kernels.runs(options, spec.dtype, spec.head_dim)?;

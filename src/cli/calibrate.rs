@@ -2,10 +2,11 @@
 
 mod links;
 
+use super::flags::Output;
 use super::interrupt::Interrupt;
 use super::progress::bar;
 use super::run::{On, one_process};
-use super::{Answer, Output, pretty, write_file};
+use super::{Answer, pretty, write_file};
 use crate::calibrate::{self, Effort, gpu};
 use crate::compare::stats::quantile;
 use crate::device::curve::Curve;

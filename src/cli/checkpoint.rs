@@ -1,6 +1,7 @@
 //! `foretrain checkpoint`: what a checkpoint holds, and whether it is whole.
 
-use super::{Answer, Output};
+use super::Answer;
+use super::flags::Output;
 use crate::checkpoint::{Index, Loader, newest};
 use crate::error::Result;
 use crate::plan::Adam;

@@ -1,6 +1,6 @@
 //! What flags have chosen, and what whoever reads a figure of it should know.
 
-use super::config::packed;
+use super::flags::packed;
 use super::progress::Clock;
 use super::{Answer, WithNotes};
 use crate::error::{Error, Reason, Result};

@@ -1,6 +1,7 @@
 //! `foretrain cluster`: draws a cluster, or makes one of what a machine says of itself.
 
-use super::{Answer, Output, write_file};
+use super::flags::Output;
+use super::{Answer, write_file};
 use crate::cluster::fullest;
 use crate::error::{Error, Result};
 use crate::import::{nccl_topo, node::Node, nvidia_smi};

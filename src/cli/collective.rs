@@ -1,6 +1,7 @@
 //! `foretrain collective`: a table as nccl-tests prints it, analytic beside simulated.
 
-use super::{Answer, Output};
+use super::Answer;
+use super::flags::Output;
 use crate::cluster::Cluster;
 use crate::collective::{Algorithm, Choice, LinkTime, Operation, choices, collective};
 use crate::error::{Error, Result};

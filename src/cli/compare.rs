@@ -1,15 +1,15 @@
 //! `foretrain compare`: where the prediction is wrong, op by op.
 
-use super::config::{Config, PlanFile};
+use super::config::Config;
+use super::flags::{JsonFile, Output, PlanFile};
 use super::run::Machine;
-use super::{Answer, Output, trace};
+use super::{Answer, trace};
 use crate::compare::{Comparison, Sum, compare};
 use crate::cost::{Effort, cost};
 use crate::error::Result;
 use crate::report::human::{Table, seconds};
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain compare --model tiny --seq-len 256 --ring 2 --trace trace.json\n         \
@@ -23,9 +23,8 @@ pub struct Flags {
     machine: Machine,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 /// Ops of the table of the largest differences.
@@ -42,7 +41,7 @@ struct Found<'a> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     flags.machine.is_there()?;
-    let mut chosen = flags.config.choose(flags.plan.plan.as_deref(), flags.machine.defaults())?;
+    let mut chosen = flags.config.choose(flags.plan.path(), flags.machine.defaults())?;
     flags.machine.slow_down(&mut chosen)?;
     let plan = chosen.plan()?;
     let options = flags.machine.options_by(&plan, false, flags.config.profile())?;
@@ -59,12 +58,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         chosen.case.cluster.gpu.name,
         render(&comparison)
     );
-    if let Some(path) = &flags.machine.trace {
+    if let Some(path) = flags.machine.trace.path() {
         trace(path, &[("predicted", &predicted), ("measured", &run.timeline)])?;
         text.push_str(&format!("\nwrote {}\n", path.display()));
     }
     let found = Found { plan: plan.hash(), devices: cores, loss: run.loss, comparison: &comparison };
-    Answer::new(text, &found).also_to(flags.out.as_deref())
+    Answer::new(text, &found).also_to(flags.file.path())
 }
 
 fn render(c: &Comparison) -> String {

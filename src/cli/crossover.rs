@@ -1,12 +1,13 @@
 //! `foretrain crossover`: Ulysses or ring, over ranks, sequence lengths, KV heads and links.
 
-use super::config::{count, degree, dtype, options, stack_of};
+use super::flags::value::{count, degree, dtype, options};
+use super::flags::{Lengths, Output, Platform};
 use super::progress::Clock;
-use super::{Answer, Output, list_of};
+use super::{Answer, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::human::{Table, tokens};
-use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Options};
+use crate::spec::{Dtype, LlmSpec, Options};
 use crate::sweep::case::default_dtype;
 use crate::sweep::crossover::{Cause, Cell, Links, Question, Winner, crossover};
 use clap::Args;
@@ -24,12 +25,8 @@ pub struct Flags {
     /// The model whose heads, head dim and windows of attention are taken
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
     model: String,
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    platform: Platform,
     /// KV heads [default: the model's heads, a fourth, an eighth and a sixteenth of them]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
     kv_heads: Vec<u64>,
@@ -40,9 +37,8 @@ pub struct Flags {
     /// GPUs that share a sequence [default: 2,4,8,16,32,64, as many as the cluster can have]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ranks: Vec<u32>,
-    /// Tokens of a sequence [default: 8K,16K,..,1M]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
-    seq_len: Vec<u64>,
+    #[command(flatten)]
+    lengths: Lengths,
     /// Choices of the implementation, of which each way takes its fastest, and of each the words that say something of it;
     /// see `foretrain options`
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default", value_parser = options)]
@@ -60,8 +56,7 @@ pub struct Flags {
 impl Flags {
     fn question(&self) -> Result<Question> {
         let model = LlmSpec::find(&self.model)?;
-        let cluster = ClusterSpec::find(&self.cluster)?;
-        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let (cluster, gpu) = self.platform.specs()?;
         let (window, near_and_far) = Question::windows_of(&model);
         let own_kv_heads = Question::default_kv_heads(&model);
         fn or<T: Clone>(list: &[T], default: impl FnOnce() -> Vec<T>) -> Vec<T> {
@@ -71,8 +66,8 @@ impl Flags {
         let node = [Links::Node(365.0), Links::Node(200.0), Links::AsTheyStand];
         let network = [Links::Network(50.0), Links::Network(20.0)].into_iter().filter(|_| cluster.scale_out.is_some());
         Ok(Question {
-            cluster: self.cluster.clone(),
-            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
+            cluster: self.platform.cluster.clone(),
+            stack: self.platform.stack.on(&gpu).into(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
             heads: model.heads,
             head_dim: model.head_dim,
@@ -82,7 +77,7 @@ impl Flags {
             kv_heads: or(&self.kv_heads, || own_kv_heads.clone()),
             links: or(&self.links, || node.into_iter().chain(network).collect()),
             ranks: or(&self.ranks, || (1..=6).map(|log| 1 << log).filter(fits).collect()),
-            seq_len: or(&self.seq_len, || (13..=20).map(|log| 1 << log).collect()),
+            seq_len: self.lengths.tokens(),
             options: self.options.clone(),
         })
     }

@@ -1,7 +1,8 @@
 //! `foretrain dispatch`: one exchange of a mixture-of-experts layer alone, there and back.
 
-use super::config::{count, stack_of};
-use super::{Answer, Output, list_of};
+use super::flags::value::count;
+use super::flags::{JsonFile, Output, Platform};
+use super::{Answer, list_of};
 use crate::cluster::Cluster;
 use crate::collective::exchange::{self, Buffers, Estimate, Flow, Setting, Traffic};
 use crate::error::{Cause, Error, Result};
@@ -24,12 +25,8 @@ use std::path::{Path, PathBuf};
                   or a file (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
                   mix them up.")]
 pub struct Flags {
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    platform: Platform,
     /// Expert parallelism: ranks that share the experts
     #[arg(long, value_name = "N", default_value_t = 32)]
     ep: u32,
@@ -78,9 +75,8 @@ pub struct Flags {
     #[arg(long, value_name = "DIR")]
     #[arg(conflicts_with_all = ["ep", "routing", "dispatch", "sms", "hook", "replicas", "node_limit", "step"])]
     study: Option<PathBuf>,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 fn wire(text: &str) -> std::result::Result<Wire, String> {
@@ -179,9 +175,8 @@ impl Flags {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     flags.check()?;
-    let spec = ClusterSpec::find(&flags.cluster)?;
-    let gpu = GpuSpec::find(&spec.gpu)?;
-    let stack = StackSpec::find_for(flags.stack.as_deref().unwrap_or(stack_of(&gpu)), &gpu)?;
+    let (spec, gpu) = flags.platform.specs()?;
+    let stack = StackSpec::find_for(flags.platform.stack.on(&gpu), &gpu)?;
     if let Some(dir) = &flags.study {
         return study(flags, dir, spec, gpu, stack);
     }
@@ -223,7 +218,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         cached_dispatch: pass(Phase::CachedDispatch, row)?,
         combine: pass(Phase::Combine, Wire::BF16.row_bytes(flags.hidden))?,
     };
-    Answer::new(found.render(), &found).also_to(flags.out.as_deref())
+    Answer::new(found.render(), &found).also_to(flags.file.path())
 }
 
 /// Writes rows.csv and draws it.

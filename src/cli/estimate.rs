@@ -1,12 +1,13 @@
 //! `foretrain estimate`: one configuration, explained.
 
-use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
+use super::config::{CLUSTER, Config};
+use super::flags::value::trained_tokens;
+use super::flags::{JsonFile, Output, PlanFile};
 use super::progress::Clock;
-use super::{Answer, Output, software};
+use super::{Answer, software};
 use crate::error::{Error, Result};
 use crate::report::{Report, Training};
 use clap::Args;
-use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain estimate\n         \
@@ -25,17 +26,16 @@ pub struct Flags {
     tokens: Option<f64>,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
+    let chosen = flags.config.choose(flags.plan.path(), CLUSTER)?;
     let _clock = Clock::start(format!("costing {} ranks", chosen.case.cluster.gpus()));
     let plan = match chosen.plan() {
         Ok(plan) => plan,
-        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.out.as_deref()),
+        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.file.path()),
         Err(other) => return Err(other),
     };
     let layout = chosen.case.layout(&plan)?;
@@ -45,5 +45,5 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let training = flags.tokens.and_then(|tokens| Training::of(tokens, &report.row));
     let report = Report { notes, training, row: chosen.remedied(report.row)?, ..report };
     let error = (!report.row.feasible).then(|| Error::Infeasible(report.row.why.clone()));
-    Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
+    Answer::with_error(report.render(), &report, error).also_to(flags.file.path())
 }

@@ -1,18 +1,17 @@
 //! `foretrain longest`: the longest sequence that fits, by way and by what saves memory.
 
-use super::config::{degree, dtype, options, recompute, stack_of};
+use super::flags::value::{degree, options, recompute};
+use super::flags::{Experts, Fresh, Model, Mtp, Output, Platform, Precision, Title};
 use super::progress::bar;
-use super::{Answer, Output, list_of};
+use super::{Answer, list_of};
 use crate::act::stamp::Stamp;
 use crate::cluster::Cluster;
 use crate::error::{Cause, Reason, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{Table, bytes, counted, notes, percent, seconds, tokens};
-use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Options, Recompute};
-use crate::sweep::case::default_dtype;
+use crate::spec::{ClusterSpec, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::longest::{Longest, Question, Way, longest};
-use crate::sweep::usual_ep;
 use clap::Args;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -27,15 +26,10 @@ use std::time::Instant;
     is tried with every set of words of --options. Memory is what a plan's tensors take and the stack sets aside, so that a\n\
     framework that fragments its memory ends before; for layers that are not fused say --stack torch-eager.")]
 pub struct Flags {
-    /// A shipped model, or the path of a Hugging Face config.json
-    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
-    model: String,
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    platform: Platform,
     /// GPUs; dp is what the other degrees leave of them [default: a node, and where there is a network two, four and eight]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     gpus: Vec<u32>,
@@ -51,9 +45,8 @@ pub struct Flags {
     /// Ring degrees [default: with --ulysses 1, else all GPUs (or as many as share a hybrid's states), and what Ulysses leaves]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
-    /// Ranks that share the experts of a layer [default: as many as divide them, within a node]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
-    ep: Vec<u32>,
+    #[command(flatten)]
+    experts: Experts,
     /// ZeRO stage
     #[arg(long, value_name = "STAGE", default_value = "3", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: u32,
@@ -64,45 +57,39 @@ pub struct Flags {
     /// more and more of it]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options)]
     options: Vec<Options>,
-    /// Train without the modules of multi-token prediction that the model has
-    #[arg(long)]
-    no_mtp: bool,
-    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
-    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
-    dtype: Option<Dtype>,
-    /// Title of the picture
-    #[arg(long, value_name = "TEXT")]
-    title: Option<String>,
+    #[command(flatten)]
+    mtp: Mtp,
+    #[command(flatten)]
+    precision: Precision,
+    #[command(flatten)]
+    title: Title,
     /// The folder of the study
     #[arg(long, value_name = "DIR", default_value = "results/longest")]
     out: PathBuf,
-    /// Forget the rows that the folder has
-    #[arg(long)]
-    fresh: bool,
+    #[command(flatten)]
+    fresh: Fresh,
     #[command(flatten)]
     output: Output,
 }
 
 impl Flags {
     fn question(&self) -> Result<Question> {
-        let model = LlmSpec::find(&self.model)?;
-        let model = if self.no_mtp { model.without_mtp()? } else { model };
-        let cluster = ClusterSpec::find(&self.cluster)?;
-        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let model = self.mtp.trained(&self.model.model)?;
+        let (cluster, gpu) = self.platform.specs()?;
         let measures = match self.options.is_empty() {
             true => Question::default_measures(&model, cluster.host.is_some()),
             false => self.options.clone(),
         };
         Ok(Question {
-            title: self.title.clone(),
-            cluster: self.cluster.clone(),
-            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
-            dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
+            title: self.title.title.clone(),
+            cluster: self.platform.cluster.clone(),
+            stack: self.platform.stack.on(&gpu).into(),
+            dtype: self.precision.on(&gpu),
             zero: self.zero,
             recompute: self.recompute,
-            no_mtp: self.no_mtp,
+            no_mtp: self.mtp.no_mtp,
             ways: self.ways(&model, &cluster, &gpu)?,
-            model: self.model.clone(),
+            model: self.model.model.clone(),
             measures,
         })
     }
@@ -112,7 +99,7 @@ impl Flags {
         let mut all = vec![];
         for gpus in self.sizes(cluster, gpu) {
             let usual = Question::default_ways(model, gpus, cluster.gpus_per_node);
-            if !says_split && self.ep.is_empty() {
+            if !says_split && self.experts.ep.is_empty() {
                 all.extend(usual);
                 continue;
             }
@@ -122,8 +109,8 @@ impl Flags {
             };
             let fits = |split: &&[u32; 4]| gpus.is_multiple_of(split.iter().product::<u32>().max(1));
             for &[ulysses, ring, tp, pp] in splits.iter().filter(fits) {
-                let ep = usual_ep(model, gpus, &[pp], cluster.gpus_per_node);
-                all.extend(or(&self.ep, ep).into_iter().map(|ep| Way { gpus, ulysses, ring, tp, pp, ep }));
+                let ep = self.experts.or_usual(model, gpus, &[pp], cluster.gpus_per_node);
+                all.extend(ep.into_iter().map(|ep| Way { gpus, ulysses, ring, tp, pp, ep }));
             }
         }
         if all.is_empty() {
@@ -175,7 +162,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let question = flags.question()?;
     let started = Instant::now();
     let bar = bar(0, "{pos}/{len} ways, {eta} left");
-    let (found, mut files) = longest(&question, &flags.out, flags.fresh, &|there, all| {
+    let (found, mut files) = longest(&question, &flags.out, flags.fresh.fresh, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);
     })?;

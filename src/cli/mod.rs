@@ -1,4 +1,4 @@
-//! The command line. A subcommand a file; nothing below this module sees a flag.
+//! The command line. A subcommand a file, flags that several have in `flags`; nothing below this module sees a flag.
 //!
 //! Every command gives an `Answer`: text for people, JSON for scripts. What goes wrong is said on stderr
 //! (with `--json` on stdout, as `{"error": ..}`), and the exit code is 2.
@@ -15,6 +15,7 @@ mod crossover;
 mod dispatch;
 mod estimate;
 mod fitting;
+mod flags;
 mod goodput;
 mod grouped;
 mod interrupt;
@@ -37,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::export::chrome;
 use crate::timeline::{Arrow, Timeline};
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use serde::Serialize;
 use serde_json::json;
 use std::ffi::OsString;
@@ -101,14 +102,6 @@ enum Command {
     Goodput(goodput::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
-}
-
-/// Flags that every command has.
-#[derive(Args, Debug, Clone)]
-struct Output {
-    /// Print machine-readable output only.
-    #[arg(long)]
-    json: bool,
 }
 
 /// What a command found.

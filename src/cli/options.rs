@@ -1,6 +1,7 @@
 //! `foretrain options`: the words that `--options` takes.
 
-use super::{Answer, Output};
+use super::Answer;
+use super::flags::Output;
 use crate::error::Result;
 use crate::spec::options::{NUMBERED, WORDS};
 use clap::Args;

@@ -1,8 +1,9 @@
 //! `foretrain plan`: a plan as a file.
 
 use super::config::{CLUSTER, Config};
+use super::flags::Output;
 use super::progress::Clock;
-use super::{Answer, Output, write_file};
+use super::{Answer, write_file};
 use crate::error::Result;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{Plan, check};

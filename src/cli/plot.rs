@@ -1,6 +1,7 @@
 //! `foretrain plot`: pictures from rows.csv alone.
 
-use super::{Answer, Output, list_of};
+use super::flags::Output;
+use super::{Answer, list_of};
 use crate::error::Result;
 use crate::plot::{draw, unfinished};
 use clap::Args;

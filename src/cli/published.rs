@@ -1,7 +1,8 @@
 //! `foretrain published`: measurements that others have published, predicted.
 
+use super::Answer;
+use super::flags::Output;
 use super::progress::bar;
-use super::{Answer, Output};
 use crate::error::{Error, Result};
 use crate::published::outcome::store::Store;
 use crate::published::outcome::table;

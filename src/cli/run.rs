@@ -7,8 +7,9 @@ mod live;
 mod machine;
 mod routed;
 
-use super::config::{Config, PlanFile};
-use super::{Answer, Output, trace, will_hold};
+use super::config::Config;
+use super::flags::{Output, PlanFile};
+use super::{Answer, trace, will_hold};
 use crate::checkpoint::Loader;
 use crate::error::{Error, Result};
 use crate::exec::cuda::joined;
@@ -159,7 +160,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let loader = flags.checkpoints.loader()?;
     let (config, other_dropout) = flags.configured(loader.as_ref()).map_err(told)?;
     let optimizer = flags.optimizer.or(loader.as_ref().map(|loader| loader.index.optimizer));
-    let (plan, repeated) = config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?;
+    let (plan, repeated) = config.plan(flags.plan.path(), flags.machine.defaults())?;
     let plan = optimizer.of(plan);
     if flags.check {
         check::small_enough(&plan, flags.steps)?;
@@ -178,7 +179,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let router = match flags.weights {
         Some(_) => {
             let of = (&config, flags.machine.defaults());
-            Router::new(of, flags.plan.plan.as_deref(), flags.steps, &plan, &source).map_err(told)?
+            Router::new(of, flags.plan.path(), flags.steps, &plan, &source).map_err(told)?
         }
         None => None,
     };
@@ -194,7 +195,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(process) = process.as_ref().filter(|process| process.rank > 0) {
         return flags.take_part(process, &plan, &options, &source);
     }
-    for path in [&flags.machine.trace, &flags.dump].into_iter().flatten() {
+    for path in [flags.machine.trace.path(), flags.dump.as_deref()].into_iter().flatten() {
         will_hold(path).map_err(told)?;
     }
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
@@ -239,7 +240,7 @@ impl Flags {
         match (&self.weights, loader.and_then(|loader| loader.index.model_spec.as_ref())) {
             (Some(dir), _) => Ok((config.of_checkpoint(dir)?, None)),
             // A plan has its own.
-            (None, Some(saved)) if self.plan.plan.is_none() => config.going_on(saved, self.machine.defaults()),
+            (None, Some(saved)) if self.plan.path().is_none() => config.going_on(saved, self.machine.defaults()),
             _ => Ok((config, None)),
         }
     }
@@ -326,7 +327,7 @@ impl<'a> Training<'a> {
         self.live.step(&step)?;
         let wrong = self.planned.wrong(&step);
         self.steps.push(step);
-        if let Some(path) = self.flags.machine.trace.as_ref().filter(|_| number == self.last()) {
+        if let Some(path) = self.flags.machine.trace.path().filter(|_| number == self.last()) {
             trace(path, &[("measured", &run.timeline)])?;
         }
         if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.last()) {
@@ -371,7 +372,7 @@ impl<'a> Training<'a> {
             notes(&found.notes),
             found.render()
         );
-        let of_last = [self.flags.machine.trace.as_deref(), self.flags.dump.as_deref()];
+        let of_last = [self.flags.machine.trace.path(), self.flags.dump.as_deref()];
         let written = of_last.map(|path| path.filter(|_| whole)).into_iter().chain([rows]);
         for path in written.flatten() {
             text.push_str(&format!("\nwrote {}\n", path.display()));

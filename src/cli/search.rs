@@ -1,28 +1,25 @@
 //! `foretrain search`: which parallelism is fastest.
 
-use super::config::{
-    count, degree, dispatch, documents, dtype, gpus_of_a_study, of_experts, options, packed, recompute, stack_of,
+use super::flags::value::{count, degree, dispatch, options, recompute};
+use super::flags::{
+    BatchSize, Fresh, Model, Mtp, Output, Packing, Platform, Precision, gpus_of_a_study, of_experts, packed,
 };
 use super::interrupt::Interrupt;
 use super::progress::bar;
-use super::{Answer, Output, list_of, software};
-use crate::error::{Cause, Error, Result};
+use super::{Answer, list_of, software};
+use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
 use crate::report::record;
-use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
-use crate::sweep::case::default_dtype;
+use crate::spec::{Dispatch, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::search::{
     CEILING, Counts, Found, Nearest, Numerics, Progress, Question, Space, Stop, Value, ends, search,
 };
-use crate::sweep::{Batch, Case, Point};
+use crate::sweep::{Case, Point};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
-
-/// As in `sweep`.
-const TOKENS_PER_STEP: u64 = 4 << 20;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain search --model llama-3-70b --gpus 256 --seq-len 32K\n         \
@@ -35,27 +32,18 @@ Words that change numerics (fp8, dispatch-fp8, bf16-grads ..) are costed on the 
 written as they are found, and a search that was stopped goes on. A dense model over hundreds of GPUs takes seconds, a large\n\
 mixture with everything open minutes: --within 5, and lists of your own, shorten that.")]
 pub struct Flags {
-    /// A shipped model, or the path of a Hugging Face config.json
-    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
-    model: String,
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    platform: Platform,
     /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
     #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     /// Tokens of a sequence; each length is searched by itself
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "8K")]
     seq_len: Vec<u64>,
-    /// Tokens of a step, whatever the length of a sequence [default: 4M]
-    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "global_batch")]
-    tokens_per_step: Option<u64>,
-    /// Sequences of a step, instead of --tokens-per-step
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
-    global_batch: Vec<u64>,
+    #[command(flatten)]
+    batch: BatchSize,
     /// How many of the fastest are found for certain
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=1000))]
     best: u64,
@@ -101,21 +89,17 @@ pub struct Flags {
     /// How tokens choose experts: words of `foretrain help dispatch`, or a file [default: balanced]
     #[arg(long, value_name = "WORDS")]
     routing: Option<String>,
-    /// Lengths of documents packed into each sequence until it is full, e.g. 2K,6K or 8x1K, or a file of them [default: one]
-    #[arg(long, value_name = "N,..", value_parser = documents)]
-    documents: Option<Documents>,
-    /// Train without the modules of multi-token prediction that the model has
-    #[arg(long)]
-    no_mtp: bool,
-    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
-    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
-    dtype: Option<Dtype>,
+    #[command(flatten)]
+    packing: Packing,
+    #[command(flatten)]
+    mtp: Mtp,
+    #[command(flatten)]
+    precision: Precision,
     /// Keep what was costed in this folder, and take from there what is known
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Forget the rows that the folder has
-    #[arg(long)]
-    fresh: bool,
+    #[command(flatten)]
+    fresh: Fresh,
     #[command(flatten)]
     output: Output,
 }
@@ -133,40 +117,34 @@ fn schedule(text: &str) -> std::result::Result<Schedule, String> {
 impl Flags {
     /// The tokens of a step that are given, and a length that they are no multiple of.
     fn odd_length(&self) -> Option<(u64, u64)> {
-        let tokens = self.tokens_per_step?;
+        let tokens = self.batch.tokens_per_step?;
         let odd = self.seq_len.iter().find(|seq_len| **seq_len > 0 && !tokens.is_multiple_of(**seq_len))?;
         Some((tokens, *odd))
     }
 
     fn question(&self) -> Result<Question> {
-        let cluster = ClusterSpec::find(&self.cluster)?;
-        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let (cluster, gpu) = self.platform.specs()?;
         let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
         if let Some((tokens, odd)) = self.odd_length() {
             let near = tokens.div_ceil(odd) * odd;
             let why = format!("{tokens} are no whole number of sequences of {odd}; e.g. {near} are");
             return Err(Error::spec("the command line", "--tokens-per-step", why));
         }
-        let batch = match self.global_batch.is_empty() {
-            true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
-            false => Batch::GlobalBatch(self.global_batch.clone()),
-        };
-        let stack = self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into());
-        let dtype = self.dtype.unwrap_or_else(|| default_dtype(&gpu));
-        let model = LlmSpec::find(&self.model)?;
+        let (stack, dtype) = (self.platform.stack.on(&gpu), self.precision.on(&gpu));
+        let model = LlmSpec::find(&self.model.model)?;
         of_experts(&model, &[("--dispatch", !self.dispatch.is_empty()), ("--routing", self.routing.is_some())])?;
-        let case = Case::new(model, &self.cluster, &stack, gpus, Some(dtype))?;
+        let case = Case::new(model, &self.platform.cluster, stack, gpus, Some(dtype))?;
         let question = Question {
-            model: self.model.clone(),
-            cluster: self.cluster.clone(),
-            stack,
+            model: self.model.model.clone(),
+            cluster: self.platform.cluster.clone(),
+            stack: stack.into(),
             gpus,
             dtype,
             seq_len: self.seq_len.clone(),
-            batch,
+            batch: self.batch.batch(),
             routing: self.routing.clone(),
-            documents: self.documents.clone().unwrap_or_default(),
-            no_mtp: self.no_mtp,
+            documents: self.packing.documents.clone().unwrap_or_default(),
+            no_mtp: self.mtp.no_mtp,
             best: self.best as usize,
             slack: self.within / 100.0,
             space: self.space(&case),
@@ -248,7 +226,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_position(done as u64);
     };
     let hears = (&progress as Progress, &(|| interrupt.asked()) as Stop);
-    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh, hears)?;
+    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh.fresh, hears)?;
     bar.finish_and_clear();
     if found.iter().all(|found| found.counts.ways == 0) {
         return Err(nothing_comes_out_even(&question, &found));

@@ -2,8 +2,9 @@
 
 mod apart;
 
+use super::Answer;
+use super::flags::{JsonFile, Output};
 use super::run::On;
-use super::{Answer, Output};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::{self, Cuda};
@@ -18,7 +19,6 @@ use apart::{Asked, Left};
 use cases::Case;
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain selftest --on cuda --json --out selftest.json\n         \
@@ -59,9 +59,8 @@ pub struct Flags {
     skip: Option<usize>,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 #[derive(Serialize)]
@@ -126,7 +125,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let why = format!("{} of {} kernels are wrong", found.wrong, found.verdicts.len());
         Error::device("selftest", why)
     });
-    Answer::with_error(render(&found), &found, error).also_to(flags.out.as_deref())
+    Answer::with_error(render(&found), &found, error).also_to(flags.file.path())
 }
 
 /// The driver's remedy is for commands that run on the CPU as well, which has nothing to be tested here.
@@ -220,7 +219,7 @@ fn between_processes(flags: &Flags) -> Result<Answer> {
     }
     let note = if found.ranks == 1 { "one rank: copies inside its memory, and no link's time\n" } else { "" };
     let text = format!("{}, rank {} of {}\n{note}\n{}", found.gpu, found.rank, found.ranks, table.render("  "));
-    Answer::with_error(text, &found, error).also_to(flags.out.as_deref())
+    Answer::with_error(text, &found, error).also_to(flags.file.path())
 }
 
 /// What is to be timed.

@@ -1,54 +1,41 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{
-    capacity, count, degree, dispatch, documents, dtype, gpus_of_a_study, of_experts, options, packed, recompute,
-    stack_of,
+use super::flags::value::{capacity, count, degree, dispatch, options, recompute};
+use super::flags::{
+    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, gpus_of_a_study,
+    of_experts, packed,
 };
 use super::progress::bar;
-use super::{Answer, Output, list_of, software};
-use crate::error::{Cause, Result};
+use super::{Answer, list_of, software};
+use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, counted, seconds, tokens};
 use crate::report::record;
-use crate::spec::{Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
-use crate::sweep::case::default_dtype;
+use crate::spec::{Capacity, Dispatch, LlmSpec, Options, Recompute};
 use crate::sweep::grid::cross;
-use crate::sweep::{Also, Batch, Grid, Study, summary, sweep, usual_ep};
+use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
-
-/// Sequences of one step have this many tokens together, as in Llama's pretraining.
-const TOKENS_PER_STEP: u64 = 4 << 20;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain sweep\n         \
     foretrain sweep --model llama-3-70b --gpus 256 --seq-len 32K,128K,512K --ulysses 1,8 --ring 1,2,4,8 --zero 3 --out results/70b\n\n\
     Lists are separated by commas and crossed with each other. A sweep that was stopped goes on when it is started again.")]
 pub struct Flags {
-    /// A shipped model, or the path of a Hugging Face config.json
-    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
-    model: String,
-    /// A shipped cluster, or the path of its JSON file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
-    #[arg(long, value_name = "NAME")]
-    stack: Option<String>,
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    platform: Platform,
     /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
-    /// Tokens of a sequence [default: 8K,16K,..,1M]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
-    seq_len: Vec<u64>,
-    /// Tokens of a step, whatever the length of a sequence [default: 4M]
-    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "global_batch")]
-    tokens_per_step: Option<u64>,
-    /// Sequences of a step, instead of --tokens-per-step
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
-    global_batch: Vec<u64>,
+    #[command(flatten)]
+    lengths: Lengths,
+    #[command(flatten)]
+    batch: BatchSize,
     /// Sequences that a replica computes at a time
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "1")]
     micro_batch: Vec<u64>,
@@ -67,9 +54,8 @@ pub struct Flags {
     /// Ring degrees [default: with --ulysses 1, else a choice of both]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
-    /// Ranks that share the experts of a layer [default: as many as divide them, within a node]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
-    ep: Vec<u32>,
+    #[command(flatten)]
+    experts: Experts,
     /// ZeRO stages
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Vec<u32>,
@@ -97,24 +83,19 @@ pub struct Flags {
     /// Hot experts that every rank computes for itself, see `foretrain help estimate`; crossed with --options
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     shadow: Vec<u32>,
-    /// Lengths of documents packed into each sequence until it is full, e.g. 2K,6K or 8x1K, or a file of them [default: one]
-    #[arg(long, value_name = "N,..", value_parser = documents)]
-    documents: Option<Documents>,
-    /// Train without the modules of multi-token prediction that the model has
-    #[arg(long)]
-    no_mtp: bool,
-    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
-    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
-    dtype: Option<Dtype>,
-    /// Title of the picture
-    #[arg(long, value_name = "TEXT")]
-    title: Option<String>,
+    #[command(flatten)]
+    packing: Packing,
+    #[command(flatten)]
+    mtp: Mtp,
+    #[command(flatten)]
+    precision: Precision,
+    #[command(flatten)]
+    title: Title,
     /// The folder of the study
     #[arg(long, value_name = "DIR", default_value = "results/default")]
     out: PathBuf,
-    /// Forget the rows that the folder has
-    #[arg(long)]
-    fresh: bool,
+    #[command(flatten)]
+    fresh: Fresh,
     #[command(flatten)]
     output: Output,
 }
@@ -126,40 +107,31 @@ impl Flags {
             ("--dispatch-dtype", !self.dispatch_dtype.is_empty()),
             ("--routing", self.routing.is_some()),
         ];
-        let model = LlmSpec::find(&self.model)?;
+        let model = LlmSpec::find(&self.model.model)?;
         of_experts(&model, &said)?;
-        let cluster = ClusterSpec::find(&self.cluster)?;
-        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let (cluster, gpu) = self.platform.specs()?;
         let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
-        let batch = match self.global_batch.is_empty() {
-            true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
-            false => Batch::GlobalBatch(self.global_batch.clone()),
-        };
-        let ep = match self.ep.is_empty() {
-            true => vec![usual_ep(&model, gpus, &self.pp, cluster.gpus_per_node)],
-            false => self.ep.clone(),
-        };
         Ok(Grid {
-            title: self.title.clone(),
-            model: self.model.clone(),
-            cluster: self.cluster.clone(),
-            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
+            title: self.title.title.clone(),
+            model: self.model.model.clone(),
+            cluster: self.platform.cluster.clone(),
+            stack: self.platform.stack.on(&gpu).into(),
             gpus,
-            dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
-            seq_len: if self.seq_len.is_empty() { Grid::default_seq_len() } else { self.seq_len.clone() },
-            batch,
+            dtype: self.precision.on(&gpu),
+            seq_len: self.lengths.tokens(),
+            batch: self.batch.batch(),
             micro_batch: self.micro_batch.clone(),
             ways: self.ways(gpus),
             tp: self.tp.clone(),
             pp: self.pp.clone(),
             vp: self.vp.clone(),
-            ep,
+            ep: self.experts.or_usual(&model, gpus, &self.pp, cluster.gpus_per_node),
             zero: self.zero.clone(),
             recompute: self.recompute.clone(),
             options: self.all_options(),
             routing: self.routing.clone(),
-            documents: self.documents.clone().unwrap_or_default(),
-            no_mtp: self.no_mtp,
+            documents: self.packing.documents.clone().unwrap_or_default(),
+            no_mtp: self.mtp.no_mtp,
             also: self.also(gpus),
         })
     }
@@ -237,7 +209,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let grid = flags.grid()?;
     let started = Instant::now();
     let bar = bar(0, "{pos}/{len} rows, {eta} left");
-    let study = sweep(&grid, &flags.out, flags.fresh, &|there, all| {
+    let study = sweep(&grid, &flags.out, flags.fresh.fresh, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);
     })?;

@@ -3,10 +3,11 @@
 mod gpu;
 
 use super::chosen::Chosen;
-use super::config::{Config, LOCAL, PlanFile};
+use super::config::{Config, LOCAL};
+use super::flags::{JsonFile, Output, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
-use super::{Answer, Output, trace, will_hold};
+use super::{Answer, trace, will_hold};
 use crate::act::{cold_bytes, sharing, work_of};
 use crate::calibrate::anchors::Anchors;
 use crate::calibrate::machine::{Others, Shares};
@@ -68,9 +69,8 @@ pub struct Flags {
     plot: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
 }
 
 #[derive(Serialize)]
@@ -98,7 +98,7 @@ struct Found<'a> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     flags.machine.is_there()?;
-    flags.machine.trace.as_deref().map_or(Ok(()), will_hold)?;
+    flags.machine.trace.path().map_or(Ok(()), will_hold)?;
     if flags.machine.on() == On::Cuda {
         return gpu::run(flags);
     }
@@ -165,7 +165,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         speed_now: now,
         others,
     };
-    Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
+    Answer::with_error(text, &found, cut).also_to(flags.file.path())
 }
 
 /// Runs of a plan, the first of which warms up; how fast the machine was around them, and what others had of it.
@@ -215,7 +215,7 @@ fn company(others: Option<Shares>, lost: bool) -> String {
 /// Writes the trace and the picture that were asked for, and says where they are.
 fn aside(flags: &Flags, what: &str, predicted: &Timeline, runs: &[Trial], validation: &Validation) -> Result<String> {
     let mut text = String::new();
-    if let Some(path) = &flags.machine.trace {
+    if let Some(path) = flags.machine.trace.path() {
         trace(path, &[("predicted", predicted), ("measured", typical(runs, validation.measured_step_s))])?;
         text.push_str(&format!("\nwrote {}\n", path.display()));
     }
@@ -229,8 +229,8 @@ fn aside(flags: &Flags, what: &str, predicted: &Timeline, runs: &[Trial], valida
 
 /// The plan that is asked for, or a drawn one; and what it is costed on.
 fn chosen(flags: &Flags) -> Result<(Plan, Chosen)> {
-    if flags.plan.plan.is_some() || !flags.config.says_nothing() {
-        let chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
+    if flags.plan.path().is_some() || !flags.config.says_nothing() {
+        let chosen = flags.config.choose(flags.plan.path(), LOCAL)?;
         return Ok((chosen.plan()?, chosen));
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);

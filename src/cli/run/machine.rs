@@ -2,6 +2,7 @@
 
 use crate::cli::chosen::Chosen;
 use crate::cli::config::{Defaults, GPUS, LOCAL};
+use crate::cli::flags::TraceFile;
 use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Cause, Error, Result};
@@ -14,7 +15,7 @@ use crate::plan::Plan;
 use crate::spec::Throttle;
 use crate::strategy::guard;
 use clap::{Args, ValueEnum};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum On {
@@ -45,9 +46,8 @@ pub struct Machine {
     /// Let something go wrong: lost-message, dead-rank, panic, other-plan or deadlock, of rank 0 or, as panic:1, another
     #[arg(long, value_name = "FAULT[:RANK]")]
     inject: Option<Injection>,
-    /// Write a Chrome trace to this file: open it in ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub trace: TraceFile,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,9 +4,10 @@ mod explain;
 mod picture;
 
 use super::chosen::Chosen;
-use super::config::{CLUSTER, Config, PlanFile};
+use super::config::{CLUSTER, Config};
+use super::flags::{JsonFile, Output, PlanFile, Seed, TraceFile};
 use super::progress::Clock;
-use super::{Answer, Output, list_of, software, trace_with, write_file};
+use super::{Answer, list_of, software, trace_with, write_file};
 use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::export::chakra;
@@ -43,12 +44,10 @@ pub struct Flags {
     output: Output,
     #[command(flatten)]
     wrong: Wrong,
-    /// Write the JSON to this file, too
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// Write a Chrome trace to this file: open it in ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    #[command(flatten)]
+    file: JsonFile,
+    #[command(flatten)]
+    trace: TraceFile,
     /// Draw the step to this file (.svg or .png; the other is written beside it): lanes of ranks, and the critical path
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
@@ -70,9 +69,8 @@ pub struct Flags {
     /// Write the names of the plan's blocks, with what they are predicted to take, to this file: a form for measurements
     #[arg(long, value_name = "FILE")]
     write_blocks: Option<PathBuf>,
-    /// For what is random
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    seed: Seed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -218,18 +216,18 @@ struct Hung {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let (faults, watchdog) = flags.wrong.all()?;
-    let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
+    let chosen = flags.config.choose(flags.plan.path(), CLUSTER)?;
     let plan = match chosen.plan() {
         Ok(plan) => plan,
-        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.out.as_deref()),
+        Err(Error::Infeasible(why)) => return chosen.refused(why).also_to(flags.file.path()),
         Err(other) => return Err(other),
     };
     let begun = Instant::now();
     let _clock = Clock::start(format!("simulating {} ranks", plan.ranks()));
-    let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
-    let spans = files.iter().any(|file| file.is_some());
+    let files = [&flags.slack, &flags.timeline, &flags.chakra];
+    let spans = flags.trace.path().is_some() || files.iter().any(|file| file.is_some());
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
-    let (seed, watchdog_ps) = (flags.seed, picoseconds(Seconds::new(watchdog)));
+    let (seed, watchdog_ps) = (flags.seed.seed, picoseconds(Seconds::new(watchdog)));
     let effort = Effort { spans, why: true, blocks, apart, seed, watchdog: watchdog_ps, ..Effort::SUMS };
     flags.wrong.check_file(&plan, chosen.case.machine(), effort)?;
     let times = flags.times()?;
@@ -248,7 +246,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         write_file(path, text.map_err(Error::json("blocks"))?.as_bytes())?;
         tail.push_str(&format!("\nwrote {}\n", path.display()));
     }
-    if let Some(path) = &flags.trace {
+    if let Some(path) = flags.trace.path() {
         trace_with(path, &[("simulated", &found.timeline)], &found.arrows)?;
         tail.push_str(&format!("\nwrote {}\n", path.display()));
     }
@@ -268,7 +266,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(hang) => hung(&plan, hang, watchdog, found.events, wall_s),
         None => over(flags, &chosen, &plan, &faults, found, wall_s)?,
     };
-    Answer { text: answer.text + &tail, ..answer }.also_to(flags.out.as_deref())
+    Answer { text: answer.text + &tail, ..answer }.also_to(flags.file.path())
 }
 
 /// Said where nothing is told of the critical path.
@@ -299,7 +297,7 @@ fn over(
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
-    let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
+    let effort = Effort { seed: flags.seed.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
     let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, effort)).transpose()?;
     let blocks = match effort.blocks {
         true => flags.times()?.beside(BlockTimes::predicted(plan, chosen.case.machine())?),

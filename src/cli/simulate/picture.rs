@@ -1,7 +1,7 @@
 //! The picture of a simulated step, with all of what was asked for above it.
 
 use super::super::chosen::Chosen;
-use super::super::config::packed;
+use super::super::flags::packed;
 use crate::error::{Error, Result};
 use crate::plan::{Axis, Group, Lane, Plan};
 use crate::plot::step_timeline::{Critical, Words, step_timeline};

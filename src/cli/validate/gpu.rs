@@ -122,13 +122,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         graph_step_s,
         validation: &validation,
     };
-    Answer::new(text, &found).also_to(flags.out.as_deref())
+    Answer::new(text, &found).also_to(flags.file.path())
 }
 
 /// The plan that is asked for, or a drawn one.
 fn chosen(flags: &Flags) -> Result<(Plan, Chosen)> {
-    if flags.plan.plan.is_some() || !flags.config.says_nothing() {
-        let chosen = flags.config.choose(flags.plan.plan.as_deref(), GPUS)?;
+    if flags.plan.path().is_some() || !flags.config.says_nothing() {
+        let chosen = flags.config.choose(flags.plan.path(), GPUS)?;
         return Ok((chosen.plan()?, chosen));
     }
     let plan = shapes::gpu_fresh(flags.machine.seed(), flags.ranks.unwrap_or(1)).plan()?;

@@ -1,0 +1,10 @@
+//! What is random.
+
+use clap::Args;
+
+#[derive(Args)]
+pub struct Seed {
+    /// For what is random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
