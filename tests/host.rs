@@ -594,9 +594,6 @@ fn a_host_too_small_for_a_node_is_refused() {
     let fits = row(8 * layout.host_bytes);
     assert!(fits.feasible && fits.host_mem_bytes == Some(layout.host_bytes), "{}", fits.why);
     let small = row(8 * layout.host_bytes - 1);
-    assert!(
-        !small.feasible && small.why.to_string().starts_with("host memory: 8 ranks of a node need"),
-        "{}",
-        small.why
-    );
+    let why = small.why.to_string();
+    assert!(!small.feasible && why.starts_with("host memory: 8 ranks of a node need"), "{why}");
 }
