@@ -275,6 +275,10 @@ fn shortcuts_are_exact_on_pipelines() {
                 staged(pp, vp, batches, Parallelism { recompute, ..way(dp, ring, ulysses) }, slower);
             }
         }
+        if dp > 1 {
+            let options = "pp-inside".parse().unwrap();
+            staged(pp, vp, batches, Parallelism { options, ..way(dp, ring, ulysses) }, 300.0);
+        }
     }
 }
 

@@ -216,6 +216,8 @@ fn experts_in_shares() {
         ("no-sync+shard-2", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
         ("copy-shards", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
         ("copy-shards", Parallelism { dp: 2, ep: 2, tp: 2, pp: 2, ..Parallelism::default() }),
+        ("pp-inside", Parallelism { dp: 2, ep: 2, ring: 2, pp: 2, ..Parallelism::default() }),
+        ("pp-inside+shard-2", Parallelism { dp: 4, ep: 2, tp: 2, pp: 2, ..Parallelism::default() }),
     ] {
         let stages = match words {
             "all-reduce-grads" => 1..=1,

@@ -399,6 +399,9 @@ fn what_cannot_be_is_refused_with_a_remedy() {
         let said = why(of(ep, words, routing));
         assert!(said.contains(wants), "{words}: {said}");
     }
+    let stages = Parallelism { pp: 2, tp: 2, ..of(4, "pp-inside", "uniform").par };
+    let said = why(Step { par: stages, layers: 2, ..of(4, "pp-inside", "uniform") });
+    assert!(said.contains("use ep 2 or leave pp-inside out"), "{said}");
     let dense = LlmSpec { moe: None, ..model(eight(), 1) };
     for (words, wants) in [("replicas-4", "has none"), ("capacity-2", "has none"), ("shadow-1", "has none")] {
         let step = of(1, words, "uniform");

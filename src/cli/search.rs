@@ -7,7 +7,7 @@ use super::flags::{
 use super::interrupt::Interrupt;
 use super::progress::bar;
 use super::{Answer, list_of, software};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};

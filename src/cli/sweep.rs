@@ -7,7 +7,7 @@ use super::flags::{
 };
 use super::progress::bar;
 use super::{Answer, list_of, software};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, counted, seconds, tokens};

@@ -15,8 +15,11 @@ impl Placement {
     /// Expert after expert over the ranks, one slot each.
     pub fn contiguous(experts: u32, ranks: u32) -> Result<Placement> {
         if ranks == 0 || !experts.is_multiple_of(ranks) {
-            let lacking = u64::from(experts / ranks.max(1) + 1) * u64::from(ranks) - u64::from(experts);
-            let why = format!("{experts} experts do not divide over {ranks} ranks; add {lacking} replicas");
+            let remedy = match u64::from(experts).checked_next_multiple_of(ranks.into()) {
+                Some(even) => format!("add {} replicas", even - u64::from(experts)),
+                None => "use 1 rank or more".to_string(),
+            };
+            let why = format!("{experts} experts do not divide over {ranks} ranks; {remedy}");
             return Err(Error::spec("placement", "experts", why));
         }
         Ok(Placement { ranks, of_slot: (0..experts).collect() })

@@ -243,3 +243,25 @@ fn pipelines_in_a_v_keep_what_the_papers_say() {
         }
     }
 }
+
+/// On nodes of as many ranks as stages, what passes between stages leaves the node and sums of gradients stay there, or the
+/// other way round where stages are neighbours.
+#[test]
+fn stages_inside_leave_nodes_to_replicas() {
+    let (pp, dp) = (2, 2);
+    let bytes = |words: &str| {
+        let of = |microbatches| {
+            let par = Parallelism { pp, dp, zero: 1, options: words.parse().unwrap(), ..Parallelism::default() };
+            let plan = plans::plan(&model(4, 4, false), &par, &work(&par, S, 1, microbatches), SM);
+            let usage = cost(&plan, Host::new(pp * dp, pp, 1.0).machine(), Effort::SUMS).unwrap().mean();
+            [usage.bytes_scale_up, usage.bytes_scale_out]
+        };
+        // Sends go with every microbatch, sums once.
+        let (few, many) = (of(4), of(8));
+        let sent = [0, 1].map(|tier| many[tier] - few[tier]);
+        (sent, [0, 1].map(|tier| few[tier] - sent[tier]))
+    };
+    let (([up, out], [sums_up, sums_out]), inside) = (bytes("default"), bytes("pp-inside"));
+    assert!(up == 0.0 && out > 0.0 && sums_up > 0.0 && sums_out == 0.0, "{up} {out} {sums_up} {sums_out}");
+    assert_eq!(inside, ([out, up], [sums_out, sums_up]));
+}

@@ -65,6 +65,25 @@ fn a_pipeline_of_tensor_parallel_stages() {
     }
 }
 
+/// Stages that are neighbours, replicas going across nodes.
+#[test]
+fn a_pipeline_inside_of_replicas() {
+    let one = case().par;
+    for (words, layers, microbatches, par) in [
+        ("default", 2, 3, Parallelism { pp: 2, dp: 2, ..one }),
+        ("no-overlap-p2p", 6, 4, Parallelism { pp: 3, dp: 2, tp: 2, zero: 1, ..one }),
+        ("default", 4, 4, Parallelism { pp: 2, vp: 2, dp: 3, ring: 2, ulysses: 2, zero: 1, ..one }),
+        ("ring-inside", 2, 2, Parallelism { pp: 2, dp: 2, ring: 2, ulysses: 2, zero: 2, ..one }),
+        ("shard-2", 2, 2, Parallelism { pp: 2, dp: 4, tp: 2, zero: 3, ..one }),
+        ("zb-h1", 4, 4, Parallelism { pp: 2, dp: 2, tp: 2, ..one }),
+        ("dualpipe-v", 8, 4, Parallelism { pp: 2, vp: 2, dp: 2, zero: 1, ..one }),
+    ] {
+        let options = format!("{words}+pp-inside").parse().unwrap();
+        let par = Parallelism { options, ..par };
+        holds(&Case { layers, microbatches, ffn: 12, kv_heads: 4, batch: 2, tie: true, par, ..case() }, 1e-10);
+    }
+}
+
 /// Gradients of weights made apart from those of inputs, and later (ZB-H1), of every block and beside every degree.
 #[test]
 fn gradients_of_weights_come_later() {

@@ -113,6 +113,8 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Ranks that hold the same weights.
     let same = dp * ulysses * ring;
     asked.extend((same > 1 && gradients::are_summed_whole(run, pp, zero)).then_some("all-reduce-grads"));
+    let inside = pp > 1 && dp > 1 && model.moe.is_none() && has_stages_inside(run);
+    asked.extend(inside.then_some("pp-inside"));
     let (mut options, unknown) = with_words(Options::default(), &asked);
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
     options.shard =
@@ -217,6 +219,16 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
     }
 }
 
+/// Whether stages are neighbours and replicas far apart: where a source says so, and in NVIDIA's runs for MLPerf of the rounds
+/// whose files set `TP_PP_DP_MAPPING` (github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
+/// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh; that a replica is a segment of a rack has it, too, in
+/// Azure/benchmarks/llama31_405b).
+fn has_stages_inside(run: &Training) -> bool {
+    let said = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
+    let says = |word: &str| said.iter().any(|text| text.contains(word));
+    says("tpppdp") || says("pipelineinside") || says("mlperftrainingv5") || says("mlperftrainingv6")
+}
+
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
 /// names it, or something narrower still.
 fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits, seq: u64) -> Vec<&'static str> {
@@ -284,6 +296,15 @@ mod tests {
         for run in [enough, open] {
             assert_eq!(without_spare(run.clone()), run);
         }
+    }
+
+    #[test]
+    fn whose_stages_are_neighbours() {
+        let of = |system: &str, notes: &str| {
+            has_stages_inside(&Training { system: system.into(), notes: notes.into(), ..Training::default() })
+        };
+        assert!(of("NeMo of NGC 25.09 (HPE, MLPerf Training v5.1)", "") && !of("NeMo (MLPerf Training v4.1)", ""));
+        assert!(of("Megatron-LM", "use_tp_pp_dp_mapping") && !of("Megatron-LM", "without tp-pp-dp order"));
     }
 
     /// DeepSpeed's engine and Megatron-LM until 2022 scatter what passes between stages, unless rows are cut as it is.
