@@ -55,7 +55,7 @@
 //! * *gang*: the members of a communicator around a rank, and their classes (`act/meetings.rs`).
 //! * *act*, *sheet*: what an op does on a class; the acts and meetings of a whole line, for `cost` (`act/sheet.rs`).
 //! * *form*: the sheet of a structure, to be filled in for other sizes (`act/form.rs`).
-//! * *deed*: what a distinct op does on a class, whomever it meets, for `sim` (`act/deeds.rs`).
+//! * *deed*: what a distinct op does on a class, whomever it meets: what sheets are made of, and `sim` goes by (`act/deeds.rs`).
 //! * *meeting*, *end*: a send with its receive, or a collective; a class that takes part in one (`act/sheet.rs`).
 //! * *stamp*: a moment in ps, and the lane whose op brought it about (`act/stamp.rs`).
 //! * *port*: a rank's way in or out, inside its node or out of it: four in all (`act/ports.rs`).

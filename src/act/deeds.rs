@@ -71,8 +71,13 @@ pub struct Whole {
     /// Bytes sent by each member inside nodes, and between them.
     pub sent: [f64; 2],
     pub ports: u8,
-    /// Whether every member is over with its own bytes, rather than with those of all.
-    pub apart: bool,
+}
+
+impl Whole {
+    /// Whether every member is over with its own bytes, rather than with those of all: those of exchanges are.
+    pub fn apart(&self) -> bool {
+        self.kind.is_none()
+    }
 }
 
 /// The deeds of all distinct ops of a program.
@@ -98,11 +103,11 @@ impl Deeds {
 
     /// How long the CPU takes to issue an op, in `host_launch`es: 0 where a mask leaves nothing of it.
     pub fn launches(&self, op: u32, class: usize) -> u32 {
-        if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.calls(op) }
+        if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.launches_unmasked(op) }
     }
 
     /// How long the CPU takes to issue an op where anything is left of it, in `host_launch`es.
-    pub(super) fn calls(&self, op: u32) -> u32 {
+    pub(super) fn launches_unmasked(&self, op: u32) -> u32 {
         self.launches[op as usize]
     }
 
@@ -268,8 +273,8 @@ impl Acts<'_> {
             all.tallies.link(at, lane, &time, sent, times);
             let ports = gang.ports(self.machine.cluster.node_of(self.representative(class as u32)));
             all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas });
-            let (transit, apart) = (Transit::of(&time), kind.is_none());
-            all.wholes.push(Whole { gang, transit, kind, bytes, sent, ports, apart });
+            let transit = Transit::of(&time);
+            all.wholes.push(Whole { gang, transit, kind, bytes, sent, ports });
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A sheet being written: what ops do on each class, and whom they meet.
 
 use super::deeds::{Deed, Deeds, Whole};
-use super::machine::Transit;
+use super::meetings::Transit;
 use super::ports::{RECV, port};
 use super::sheet::{Act, End, Meeting, Sheet, issued, order};
 use super::tallies::Tallies;
@@ -62,7 +62,7 @@ impl<'a> Draft<'a> {
                 self.send(acts, spliced.lane, node, legs, deeds);
             }
             for (local, &class) in deeds.classes.iter().enumerate() {
-                self.launches[node * self.classes + class] = deeds.calls(node as u32);
+                self.launches[node * self.classes + class] = deeds.launches_unmasked(node as u32);
                 match deeds.of(node as u32, local) {
                     Deed::Skip | Deed::Legs { .. } => {}
                     Deed::Kernel { duration, on_sms } => self.act(node, class, Act::Compute { duration, on_sms }),
@@ -109,14 +109,14 @@ impl<'a> Draft<'a> {
         ctas: u16,
     ) -> Result<()> {
         // A gang's first class makes the meeting for all.
-        if !whole.apart && whole.gang.classes[0] as usize != class {
+        if !whole.apart() && whole.gang.classes[0] as usize != class {
             return Ok(());
         }
         let gangs = acts.gangs(line.nodes[node].lane);
         let mut ends = self.members(acts, line, node, class, &gangs)?;
         let first = self.met.len() as u32;
         let act = Act::Meet { first, count: 1, ctas };
-        if whole.apart {
+        if whole.apart() {
             ends.iter_mut().filter(|end| end.class as usize != class).for_each(|end| end.ports = 0);
             self.act(node, class, act);
         } else {

@@ -1,7 +1,6 @@
 //! What a plan is interpreted on, and how time is rounded there.
 
 use crate::cluster::Cluster;
-use crate::collective::LinkTime;
 use crate::device::KernelTime;
 use crate::plan::{Op, OpKind};
 use crate::spec::StackSpec;
@@ -45,20 +44,4 @@ pub fn seconds(ps: u64) -> Seconds {
 /// Seconds to picoseconds, rounded once.
 pub fn picoseconds(t: Seconds) -> u64 {
     (t.value() * 1e12).round() as u64
-}
-
-/// How long the bytes of a meeting are under way, ps.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Transit {
-    pub latency: u64,
-    /// How long ports are busy if nothing else uses them.
-    pub transfer: u64,
-    /// The part of the ports that the bytes fill if nothing else uses them.
-    pub fills: f64,
-}
-
-impl Transit {
-    pub fn of(time: &LinkTime) -> Transit {
-        Transit { latency: picoseconds(time.latency), transfer: picoseconds(time.transfer), fills: time.fills }
-    }
 }

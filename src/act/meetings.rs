@@ -1,7 +1,7 @@
 //! Who meets whom, and how long the bytes of a meeting are under way.
 
 use super::ports::{RECV, SEND, port};
-use super::{Acts, ctas};
+use super::{Acts, ctas, picoseconds};
 use crate::cluster::{Cluster, Tier};
 use crate::collective::{self, Algorithm, Comm, LinkTime, Shared};
 use crate::fold::{Fold, crossing, over_a_wire};
@@ -10,6 +10,22 @@ use crate::plan::*;
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
+
+/// How long the bytes of a meeting are under way, ps.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Transit {
+    pub latency: u64,
+    /// How long ports are busy if nothing else uses them.
+    pub transfer: u64,
+    /// The part of the ports that the bytes fill if nothing else uses them.
+    pub fills: f64,
+}
+
+impl Transit {
+    pub fn of(time: &LinkTime) -> Transit {
+        Transit { latency: picoseconds(time.latency), transfer: picoseconds(time.transfer), fills: time.fills }
+    }
+}
 
 /// A message of a transfer, as the class that sends it sees it.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 //! whom and how long the bytes of a meeting are under way, and what all of it counts.
 //!
 //! * `machine`: what a plan is interpreted on.
-//! * `deeds`: what distinct ops do on each class, and the one place that looks at every kind of op.
+//! * `deeds`: what distinct ops do on each class, read by sheets and by engines that go through events.
 //! * `sheet`, `draft`: the acts of all classes on a line, which are deeds with whom they meet, read and written. `form`:
 //!   the sheet of a structure, to be filled in for other sizes. `tallies`: what ops add up to.
 //! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of
@@ -39,8 +39,8 @@ pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use form::Form;
 pub use kernels::work_of;
-pub use machine::{Machine, Transit, picoseconds, seconds};
-pub use meetings::{Gang, Hop, over};
+pub use machine::{Machine, picoseconds, seconds};
+pub use meetings::{Gang, Hop, Transit, over};
 pub use ports::{PORTS, RECV, SCALE_OUT, SEND, numbers, port};
 pub use sheet::{Act, End, Meeting, Sheet};
 pub use tallies::{PROVENANCES, Tallies};

@@ -1,6 +1,6 @@
 //! What every op of a line does on every class, and who meets whom: written once, read by whoever walks the line.
 
-use super::machine::Transit;
+use super::meetings::Transit;
 use super::ports::numbers;
 use super::tallies::Tallies;
 use crate::device::OnSms;

@@ -1,6 +1,7 @@
 //! Why a configuration cannot run: a cause, for code, and a sentence, for people.
 //!
-//! Messages, CSV and JSON have both in one text: `memory: needs 90 GiB of 80 GiB`. Only this file takes it apart again.
+//! Messages, CSV and JSON have both in one text: `memory: needs 90 GiB of 80 GiB`. Causes are read out of it in this file alone;
+//! `published` asks for words of a sentence besides, where one cause has several remedies.
 
 use super::Error;
 use serde::{Deserialize, Serialize};

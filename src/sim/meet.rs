@@ -112,7 +112,7 @@ impl Engine<'_> {
             meeting.kind = self.links.as_ref().and_then(|l| l.kind(program, script.lane(op), at, class));
         }
         if meeting.parties.len() == classes.len() {
-            if whole.apart { self.set_off_apart(&key, id) } else { self.set_off(&key, id) }
+            if whole.apart() { self.set_off_apart(&key, id) } else { self.set_off(&key, id) }
         }
     }
 

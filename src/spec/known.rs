@@ -90,9 +90,19 @@ impl KnownLength {
     /// All of `models/known/lengths.json`.
     ///
     /// # Errors
-    /// A field that is unknown or missing.
+    /// A field that is unknown or missing, a name said twice, or no source.
     pub fn shipped() -> Result<Vec<KnownLength>> {
-        read(&find("known", "lengths")?)
+        let found = find("known", "lengths")?;
+        let all: Vec<KnownLength> = read(&found)?;
+        let mut names = BTreeSet::new();
+        match all.iter().position(|known| known.source.is_empty() || !names.insert(known.name.as_str())) {
+            Some(at) => Err(Error::spec(
+                &found.file,
+                format!("[{at}]"),
+                "has no source, or a name that another has; write both",
+            )),
+            None => Ok(all),
+        }
     }
 }
 

@@ -209,7 +209,8 @@ fn expert_mesh(par: &Parallelism) -> Mesh {
 }
 
 /// A mesh of the axes of a stage: `inner` ones, whose ranks are nearer to each other than stages are in any case, and
-/// `outer` ones, which stages are nearer than with `pp-inside`.
+/// `outer` ones, which stages are nearer than with `pp-inside`. Views agree on who is in a stage where their inner axes have
+/// as many ranks, which `feasible` asks of experts (`divided`) and of groups that share (`of_steps`).
 fn beside_stages(par: &Parallelism, outer: &[(Axis, u32)], inner: &[(Axis, u32)]) -> Mesh {
     let stages = [(Axis::Pp, par.pp)];
     match par.options.pp_inside {

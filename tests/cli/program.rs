@@ -27,8 +27,8 @@ pub fn succeeds(dir: &Path, line: &str) -> String {
 }
 
 pub fn json(dir: &Path, line: &str) -> Value {
-    let (_, out, err) = said(dir, line);
-    assert_eq!(err, "", "{line}");
+    let (code, out, err) = said(dir, line);
+    assert_eq!((code, err.as_str()), (0, ""), "{line}");
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}\n{out}"))
 }
 

@@ -186,8 +186,11 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
 /// all-to-all".
 fn is_beside(run: &Training) -> bool {
     let said = affirmed(&run.system) + &affirmed(&run.notes);
-    let rows = ["a2a", "alltoall", "exchange", "1f1b", "epoverlap", "hybridep+", "expertcommunication"];
-    let says = |clause: String| clause.contains("overlap") && rows.iter().any(|word| clause.contains(word));
+    let rows = ["a2a", "alltoall", "exchange", "1f1boverlap", "epoverlap", "hybridep+", "expertcommunication"];
+    // What tensors cut by heads and stages of a pipeline send is something else.
+    let others = ["ulysses", "heads", "p2p"];
+    let has = |clause: &str, words: &[&str]| words.iter().any(|word| clause.contains(word));
+    let says = |clause: String| clause.contains("overlap") && has(&clause, &rows) && !has(&clause, &others);
     said.split(';').map(squeezed).any(says)
 }
 
@@ -203,23 +206,25 @@ pub fn is_dualpipe(run: &Training) -> bool {
     run.pp.unwrap_or(1) > 1 && run.vp.is_none() && is_deepseeks(run)
 }
 
+/// Libraries of kernels that carry rows.
+const LIBRARIES: [(&str, &[&str]); 2] =
+    [("hybridep", &["dispatch-hybrid-ep"]), ("deepep", &["dispatch-deepep-v1-normal"])];
+
+/// Who carries rows: a library, which notes tell as well, or what a system has; nothing is known here of AMD's ports of the
+/// libraries. Where nobody is named, they are those of the recipes.
 fn carried(run: &Training, system: &str) -> &'static [&'static str] {
-    let names: &[(&str, &[&str])] = &[
-        ("hybridep", &["dispatch-hybrid-ep"]),
-        ("deepep", &["dispatch-deepep-v1-normal"]),
-        (DEEPSEEKS[0], DEEPSEEK),
-        (DEEPSEEKS[1], DEEPSEEK),
-        (DEEPSEEKS[2], DEEPSEEK),
-        ("allgather", &["dispatch-allgather"]),
-    ];
     let notes = squeezed(&affirmed(&run.notes));
-    let in_system = names.iter().find(|(name, _)| system.contains(name));
-    // Of libraries of kernels, notes tell as well.
-    let in_notes = || names[..2].iter().find(|(name, _)| notes.contains(name));
-    let named = || in_system.or_else(in_notes).map_or(&[][..], |(_, words)| *words);
-    // Where nobody who carries rows is named, they are those of the recipes.
+    let ported = squeezed(&run.gpu).starts_with("mi");
+    let library = |text: &str| LIBRARIES.iter().find(|(name, _)| text.contains(name)).map(|(_, words)| *words);
+    let of_system = || match () {
+        () if DEEPSEEKS.iter().any(|name| system.contains(name)) => Some(DEEPSEEK),
+        () if system.contains("allgather") => Some(&["dispatch-allgather"][..]),
+        () => None,
+    };
+    let named = library(system).or_else(of_system).or_else(|| library(&notes).filter(|_| !ported));
     let own = ["dispatcher", "alltoall"].iter().any(|word| system.contains(word));
-    recipe::of(run).filter(|_| named().is_empty() && !own).map_or_else(named, |r| r.words)
+    let by_recipe = || recipe::of(run).filter(|_| !own).map(|recipe| recipe.words);
+    named.or_else(by_recipe).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -335,5 +340,22 @@ mod tests {
         let core = "Megatron-Core MoE, dispatcher DeepEP";
         assert_eq!(words(core, "", "H100", [8, 4], "+1f1b A2A overlap"), ["dispatch-deepep-v1-normal", BESIDE]);
         assert_eq!(words(core, "", "H100", [8, 4], "EP overlap off"), ["dispatch-deepep-v1-normal"]);
+        let torch = "PyTorch FSDP2";
+        assert_eq!(words(torch, "", "H100", [1, 1], "DeepEP"), ["dispatch-deepep-v1-normal"]);
+        assert!(words(torch, "", "H100", [1, 1], "no DeepEP").is_empty());
+        assert!(words(torch, "", "MI355X", [1, 1], "DeepEP").is_empty());
+    }
+
+    #[test]
+    fn rows_travel_beside_other_work_in_many_words() {
+        let of = |notes: &str| is_beside(&Training { notes: notes.into(), ..Training::default() });
+        for told in ["overlap of all-to-all (1F1B)", "exchange overlapped (1F1B)", "EP A2A overlap", "moe_a2a_overlap"]
+        {
+            assert!(of(told), "{told}");
+        }
+        for other in ["no overlap of the exchange", "exchange not overlapped", "TP overlap; Ulysses by all-to-all", ""]
+        {
+            assert!(!of(other), "{other}");
+        }
     }
 }

@@ -279,16 +279,25 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool, local: u64) -> St
         Issue::Graphs => {}
         Issue::Whole => stack.group_start = None,
     }
+    if is_fused(run) {
+        stack.group_start = None;
+    }
     // One call of grouped_gemm for all experts of a rank, in bf16 (`experts: gmm`, github:NVIDIA-NeMo/Automodel@e344133
     // examples/benchmark/configs).
     if is_auto {
         stack.group_start = None;
     }
-    if let Some(moved) = biased(run).filter(|_| issue != Issue::Whole && !is_auto) {
+    if let Some(moved) = biased(run).filter(|_| issue != Issue::Whole && !is_auto && !is_fused(run)) {
         let source = "experts with biases and a clamp, around the fused kernel of Megatron Core's GroupedMLP".into();
         stack.unfused = Some(Sourced { value: moved, source, provenance: Origin::Derived });
     }
     stack
+}
+
+/// Whether a source says that one kernel takes the products of all experts with what stands between them
+/// (`cutedsl_fused_grouped_mlp`).
+fn is_fused(run: &Training) -> bool {
+    [&run.system, &run.notes].iter().any(|text| squeezed(&affirmed(text)).contains("fusedgroupedmlp"))
 }
 
 /// How a source says that the CPU issues layers; none: it does not say.
@@ -296,13 +305,8 @@ fn issued(run: &Training) -> Option<Issue> {
     let text = format!("{}; {}", run.system, run.notes);
     let [told, affirmed] = [told(&text), affirmed(&text)].map(|text| squeezed(&text));
     let has = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
-    let whole = &[
-        "cudagraphofthefulliteration",
-        "cudagraphsofthefulliteration",
-        "fullcudagraph",
-        "fulliterationcudagraph",
-        "fusedgroupedmlp",
-    ];
+    let whole =
+        &["cudagraphofthefulliteration", "cudagraphsofthefulliteration", "fullcudagraph", "fulliterationcudagraph"];
     let graphs = &["cudagraphs", "withcudagraph"];
     match () {
         () if has(&told, &["nocudagraph", "withoutcudagraph"]) => Some(Eager),

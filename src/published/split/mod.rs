@@ -219,14 +219,14 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
     }
 }
 
-/// Whether stages are neighbours and replicas far apart: where a source says so, and in NVIDIA's runs for MLPerf of the rounds
-/// whose files set `TP_PP_DP_MAPPING` (github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
+/// Whether stages are neighbours and replicas far apart: where a source says so, in Llama 3's own stack (its order of parallelism
+/// is TP, CP, PP, DP: arXiv:2407.21783, section 3.3.2), and in NVIDIA's runs for MLPerf of the rounds whose files set `TP_PP_DP_MAPPING` (github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
 /// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh; that a replica is a segment of a rack has it, too, in
 /// Azure/benchmarks/llama31_405b).
 fn has_stages_inside(run: &Training) -> bool {
     let said = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
     let says = |word: &str| said.iter().any(|text| text.contains(word));
-    says("tpppdp") || says("pipelineinside") || says("mlperftrainingv5") || says("mlperftrainingv6")
+    ["tpppdp", "llama3stack", "mlperftrainingv5", "mlperftrainingv6"].iter().any(|word| says(word))
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
