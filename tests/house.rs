@@ -455,6 +455,34 @@ fn allowed(file: &str, source: &str) {
     assert!(found.is_empty(), "{source:?}: {found:?}");
 }
 
+/// Paths of this crate's files in a text.
+fn named(text: &str) -> impl Iterator<Item = &str> {
+    let is_of_path = |c: char| c.is_ascii_alphanumeric() || "/_-.".contains(c);
+    text.split(move |c| !is_of_path(c)).filter(|word| word.starts_with("src/") && word.ends_with(".rs"))
+}
+
+/// A source that stands in a file of this crate goes where the file goes.
+#[test]
+fn what_data_and_guides_name_is_there() {
+    let home = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![home.join("README.md"), home.join("CONTRIBUTING.md")];
+    for folder in std::fs::read_dir(home.join("models")).unwrap() {
+        let entries = std::fs::read_dir(folder.unwrap().path()).unwrap();
+        files.extend(
+            entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "json")),
+        );
+    }
+    let mut known = 0;
+    for file in &files {
+        let text = std::fs::read_to_string(file).unwrap();
+        for path in named(&text) {
+            assert!(home.join(path).exists(), "{}: {path} is not there", file.display());
+            known += 1;
+        }
+    }
+    assert!(known > 20, "{known}");
+}
+
 #[test]
 fn planted_imports_from_above_are_caught() {
     caught("plan/op.rs", "//! doc\n\nuse crate::cost::Timeline;\n", 3, "plan imports cost from above");

@@ -1,6 +1,5 @@
 //! What goes with the name of a model that tables name and state nothing else of: its sizes, and how long the sequences were that
-//! it was trained on. A model that has a file of its own in `models/llm` has only its length here. Repositories that a source
-//! names were named from memory.
+//! it was trained on. A model that has a file of its own in `models/llm` has only its length here.
 
 use super::{Found, find, read};
 use crate::error::{Error, Result};
