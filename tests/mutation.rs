@@ -190,7 +190,7 @@ fn change_every_collective(plan: &Plan) {
     });
     every_op_of(plan, "another wire", |ops, at, _| match &mut ops[at].kind {
         OpKind::Collective { wire, .. } => {
-            *wire = if *wire == Dtype::F64 { Dtype::Bf16 } else { Dtype::F64 };
+            *wire = if *wire == Dtype::F64.into() { Dtype::Bf16.into() } else { Dtype::F64.into() };
             1
         }
         _ => 0,

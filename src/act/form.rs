@@ -88,8 +88,8 @@ impl Form {
                     sends.zip(reads).for_each(|(leg, read)| filling.send(acts, entry.lane, leg, *read));
                 }
                 OpKind::Collective { kind, wire, .. } => {
-                    let elems = reads[0].size(acts.plan).0.max(writes[0].size(acts.plan).0);
-                    filling.gather(acts, entry.lane, *kind, elems * wire.size());
+                    let ends = [reads[0], writes[0]].map(|end| (end.tensor, end.size(acts.plan).0));
+                    filling.gather(acts, entry.lane, *kind, wire.full_bytes(acts.plan, ends));
                 }
                 OpKind::Exchange { .. } => unreachable!("plans with routes are walked, op by op"),
                 OpKind::Call { .. } => unreachable!("a segment has no calls"),

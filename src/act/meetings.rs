@@ -155,8 +155,8 @@ impl<'a> Acts<'a> {
     pub(super) fn gathered(&mut self, line: &Line, node: usize, kind: CollectiveKind, gang: &Gang) -> Part {
         let spliced = &line.nodes[node];
         let OpKind::Collective { wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
-        let [read, written] = [&line.reads(node)[0], &line.writes(node)[0]].map(|place| place.elems(self.plan));
-        let bytes = read.max(written) * wire.size();
+        let ends = [line.reads(node)[0], line.writes(node)[0]].map(|place| place.sized(self.plan));
+        let bytes = wire.full_bytes(self.plan, ends);
         let (time, sent) = self.link(kind, spliced.lane, gang, bytes);
         Part { time, bytes, sent, ctas: ctas(*engine) }
     }

@@ -3,13 +3,14 @@
 use super::{exchange, part, rounds};
 use crate::plan::link::{Line, Place};
 use crate::plan::rows::place_of;
-use crate::plan::{CollectiveKind, Direction, Lane, OpKind, Plan};
-use crate::plan::{ExchangeAlgo, Phase, Wire};
+use crate::plan::wire::{self, Wire};
+use crate::plan::{CollectiveKind, Direction, ExchangeAlgo, Lane, OpKind, Phase, Plan, TensorId};
 use rustc_hash::FxHashMap;
+use std::ops::Range;
 
 /// Bytes that `rank` sends in one step, its program being spliced in `line`.
 pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
-    let mut known: FxHashMap<(CollectiveKind, u16, u64), u64> = FxHashMap::default();
+    let mut known: FxHashMap<(CollectiveKind, u16, u64, Option<TensorId>), u64> = FxHashMap::default();
     let mut total = 0;
     for (i, node) in line.nodes.iter().enumerate() {
         let Lane::Comm(group, _) = &plan.lanes[node.lane as usize] else { continue };
@@ -20,10 +21,14 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
                 sends.map(|l| place(l.buf).bytes(plan)).sum()
             }
             OpKind::Collective { kind, wire, .. } => {
-                let full = line.reads(i)[0].elems(plan).max(line.writes(i)[0].elems(plan));
-                *known.entry((*kind, node.lane, full * wire.size())).or_insert_with(|| {
+                let (tensor, elems) = wire::full([line.reads(i)[0], line.writes(i)[0]].map(|end| end.sized(plan)));
+                let full = &plan.tensors[tensor as usize];
+                // Parts of one size are alike, but for where matrices begin in them.
+                let own = (*wire == Wire::Fp8).then_some(tensor);
+                *known.entry((*kind, node.lane, wire.bytes(full, 0..elems), own)).or_insert_with(|| {
                     let (here, ranks) = (group.place(&plan.views, rank), group.size(&plan.views));
-                    sent_elems(*kind, ranks as usize, here as usize, full) * wire.size()
+                    let parts = sent_parts(*kind, ranks as usize, here as usize, elems);
+                    parts.map(|part| wire.bytes(full, part)).sum()
                 })
             }
             OpKind::Exchange { route, algo, phase, .. } => {
@@ -59,8 +64,8 @@ pub fn row_bytes(plan: &Plan, line: &Line, node: usize, algo: ExchangeAlgo, phas
     exchange::message_row(algo, phase, topk, values, choices)
 }
 
-/// Elements that the member at `here` of `n` sends, hop by hop.
-fn sent_elems(kind: CollectiveKind, n: usize, here: usize, full: u64) -> u64 {
-    let hops = rounds(kind, n).into_iter().flatten().filter(|hop| hop.from == here);
-    hops.map(|hop| part(full, hop.part, n)).map(|r| r.end - r.start).sum()
+/// The elements of a full buffer that the member at `here` of `n` sends, hop by hop.
+fn sent_parts(kind: CollectiveKind, n: usize, here: usize, full: u64) -> impl Iterator<Item = Range<u64>> {
+    let hops = rounds(kind, n).into_iter().flatten().filter(move |hop| hop.from == here);
+    hops.map(move |hop| part(full, hop.part, n))
 }

@@ -218,7 +218,7 @@ impl<'p> Watch<'p> for Across<'p> {
     fn gather(&mut self, posts: &[PostId]) -> Result<()> {
         let (op, lane) = (self.posts[posts[0]].op, self.posts[posts[0]].lane);
         let OpKind::Collective { kind, src, dst, wire, .. } = &op.kind else { return Ok(()) };
-        let bytes = self.size(*src).0.max(self.size(*dst).0) * wire.size();
+        let bytes = wire.full_bytes(self.plan, [*src, *dst].map(|buf| (buf.tensor(), self.size(buf).0)));
         let gangs = self.acts.gangs(lane);
         let mut met: BTreeSet<&[u32]> = BTreeSet::new();
         for &post in posts {

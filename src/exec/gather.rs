@@ -2,12 +2,13 @@
 
 use super::arena::{Arena, Data, Part};
 use super::copied::{How, Log};
+use super::packed::Packed;
 use super::shared::Shared;
 use super::transport::Key;
 use crate::collective::{self, Hop};
 use crate::error::{Error, Result};
 use crate::plan::link::Line;
-use crate::plan::{CollectiveKind, Group, OpKind};
+use crate::plan::{CollectiveKind, Group, OpKind, Wire};
 use rustc_hash::FxHashMap;
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ pub struct Gather {
     dst: Vec<Part>,
     /// Partial sums on their way, by the part they are of.
     sums: FxHashMap<usize, Data>,
+    /// The messages of a gather in FP8; `None`: values travel as they are.
+    packed: Option<Box<Packed>>,
 }
 
 impl Gather {
@@ -49,7 +52,8 @@ impl Gather {
         let here = group.place(&plan.views, rank) as usize;
         let (src, dst) = (line.reads(node as usize)[0], line.writes(node as usize)[0]);
         let path = line.path(node as usize);
-        if [src.dtype(plan), dst.dtype(plan), *acc] != [*wire; 3] {
+        let moved = if let Wire::Plain(dtype) = *wire { dtype } else { *acc };
+        if [src.dtype(plan), dst.dtype(plan), *acc] != [moved; 3] {
             let why = "the CPU executor moves and adds in the buffers' own dtype; wire, acc, src and dst must agree";
             return Err(Error::device(format!("rank {rank}, {path}"), why));
         }
@@ -77,6 +81,7 @@ impl Gather {
             src: parts(arena, &src, *kind != CollectiveKind::AllGather),
             dst: parts(arena, &dst, *kind != CollectiveKind::ReduceScatter),
             sums: FxHashMap::default(),
+            packed: (*wire == Wire::Fp8).then(|| Box::new(Packed::new(&plan.tensors[dst.tensor as usize], n))),
             members,
             nodes,
         };
@@ -137,11 +142,28 @@ impl Gather {
     /// where both are one place.
     fn own_part(&mut self, arena: &mut Arena) -> Result<u64> {
         match self.kind {
+            CollectiveKind::AllGather if self.packed.is_some() => self.pack_own(arena),
             CollectiveKind::AllReduce => (0..self.src.len()).map(|i| self.copy(arena, i, i)).sum(),
             CollectiveKind::AllGather => self.copy(arena, 0, self.here),
             CollectiveKind::AllToAll => self.copy(arena, self.here, self.here),
             CollectiveKind::ReduceScatter => Ok(0),
         }
+    }
+
+    /// Packs the own part, and has of it what all others will have.
+    fn pack_own(&mut self, arena: &mut Arena) -> Result<u64> {
+        let values = arena.read(&self.src[0]);
+        let message = self.packed.as_ref().expect("it is gathered in FP8").pack(self.here, &values);
+        self.land_packed(arena, self.here, message)?;
+        Ok(values.bytes())
+    }
+
+    /// Stores what a packed message says, and keeps the message to be passed on.
+    fn land_packed(&mut self, arena: &mut Arena, part: usize, message: Data) -> Result<()> {
+        let packed = self.packed.as_mut().expect("it is gathered in FP8");
+        let values = packed.take(part, message);
+        let values = values.map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))?;
+        self.write(arena, &self.dst[part], &values)
     }
 
     fn copy(&self, arena: &mut Arena, from: usize, to: usize) -> Result<u64> {
@@ -172,10 +194,11 @@ impl Gather {
     fn send(&mut self, shared: &Shared, arena: &Arena, log: &mut Log) {
         let Some(hop) = self.hop(|h| h.from == self.here) else { return };
         let (begun, handed_on) = (Instant::now(), self.sums.contains_key(&hop.part));
-        let data = match self.kind {
-            CollectiveKind::AllReduce | CollectiveKind::AllGather => shared.message(arena, &self.dst[hop.part]),
-            CollectiveKind::AllToAll => shared.message(arena, &self.src[hop.part]),
-            CollectiveKind::ReduceScatter => {
+        let data = match (self.kind, &self.packed) {
+            (CollectiveKind::AllGather, Some(packed)) => packed.message(hop.part),
+            (CollectiveKind::AllReduce | CollectiveKind::AllGather, _) => shared.message(arena, &self.dst[hop.part]),
+            (CollectiveKind::AllToAll, _) => shared.message(arena, &self.src[hop.part]),
+            (CollectiveKind::ReduceScatter, _) => {
                 self.sums.remove(&hop.part).unwrap_or_else(|| shared.message(arena, &self.src[hop.part]))
             }
         };
@@ -200,6 +223,12 @@ impl Gather {
                 arena.add_to(&mut data, &self.src[hop.part]);
                 log.note(How::Add, data.bytes(), begun);
                 self.sums.insert(hop.part, data);
+                return Ok(true);
+            }
+            _ if self.packed.is_some() => {
+                let bytes = data.bytes();
+                self.land_packed(arena, hop.part, data)?;
+                log.note(How::Take, bytes, begun);
                 return Ok(true);
             }
             (_, true) => self.add(arena, &self.dst[hop.part], &data)?,

@@ -20,6 +20,7 @@ pub mod kernels;
 mod memory;
 mod operands;
 mod outputs;
+mod packed;
 pub mod probe;
 mod rank;
 pub mod rate;

@@ -255,10 +255,8 @@ impl Trace<'_, '_> {
                 legs.iter().map(leg).collect()
             }
             (OpKind::Collective { kind, wire, .. }, Some(group)) => {
-                let elems = |p: &link::Place| p.elems(plan);
-                let bytes = |places: &[link::Place]| places.first().map_or(0, elems) * wire.size();
                 let members = group.members(&plan.views, self.rank);
-                let full = bytes(line.reads(op)).max(bytes(line.writes(op)));
+                let full = wire.full_bytes(plan, [line.reads(op)[0], line.writes(op)[0]].map(|end| end.sized(plan)));
                 let size = if *kind == CollectiveKind::AllGather { full / members.len() as u64 } else { full };
                 vec![self.whole(span, number(*kind), size, members)]
             }

@@ -5,6 +5,7 @@ use super::mesh::Group;
 use super::op::*;
 use super::print::Print;
 use super::program::Block;
+use super::wire::Wire;
 
 /// Which communicator an op runs on, and what moves its bytes.
 #[derive(Clone, Copy)]
@@ -61,7 +62,7 @@ impl Builder {
 
     pub fn tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
         let name = self.name(name);
-        self.tensors.push(Tensor { name, shape: shape.to_vec(), dtype, slots, kind, host: false });
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), dtype, slots, kind, host: false, in_fp8: vec![] });
         Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
     }
 
@@ -76,6 +77,11 @@ impl Builder {
         let buf = self.tensor(name, shape, dtype, kind, slots);
         self.tensors.last_mut().expect("just declared").host = true;
         buf
+    }
+
+    /// Says which elements of a tensor are weights of products in FP8.
+    pub fn in_fp8(&mut self, buf: Buf, elems: &[[u64; 2]]) {
+        self.tensors[buf.tensor() as usize].in_fp8 = elems.to_vec();
     }
 
     /// Writes ops with `suffix` behind their labels, which keeps apart ops that are written several times in one block.
@@ -238,7 +244,15 @@ impl Builder {
 
     pub fn collective(&mut self, label: &str, via: Via, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) -> u32 {
         let lane = self.comm_lane(via);
-        self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine: via.engine })
+        let (engine, acc, wire) = (via.engine, wire, wire.into());
+        self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc, engine })
+    }
+
+    /// Gathers elements of `dtype`, in whatever format they travel.
+    pub fn gather(&mut self, label: &str, via: Via, src: Buf, dst: Buf, wire: Wire, dtype: Dtype) -> u32 {
+        let (lane, kind) = (self.comm_lane(via), CollectiveKind::AllGather);
+        let op = OpKind::Collective { kind, src, dst, wire, acc: dtype, engine: via.engine };
+        self.push(label, Some(lane), op)
     }
 
     /// Sends rows of a route on their way; `kind` is a whole [`OpKind::Exchange`].

@@ -64,6 +64,11 @@ impl Place {
     pub fn bytes(&self, plan: &Plan) -> u64 {
         self.elems(plan) * self.dtype(plan).size()
     }
+
+    /// Its tensor, and how many elements of it.
+    pub fn sized(&self, plan: &Plan) -> (TensorId, u64) {
+        (self.tensor, self.elems(plan))
+    }
 }
 
 /// Where the atoms of each tensor begin, and how its rows are cut.

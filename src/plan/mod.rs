@@ -55,6 +55,7 @@ pub mod structure;
 pub mod turns;
 pub mod unfused;
 pub mod visible;
+pub mod wire;
 
 pub use builder::{Builder, Via, each};
 pub use dropout::Dropout;
@@ -69,9 +70,10 @@ pub use optimizer::Adam;
 pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };
-pub use route::{Counts, ExchangeAlgo, Phase, Route, Wire};
+pub use route::{Counts, ExchangeAlgo, Phase, Route};
 pub use rows::{Landing, Layout};
 pub use segs::{Segs, Span, Split};
 pub use share::Share;
 pub use unfused::{HeadDropout, ScoreStep};
 pub use visible::BlockShape;
+pub use wire::Wire;

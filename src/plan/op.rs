@@ -5,7 +5,8 @@
 
 use super::kernel::Kernel;
 use super::mesh::{Axis, Group};
-use super::route::{ExchangeAlgo, Phase, Wire};
+use super::route::{ExchangeAlgo, Phase};
+use super::wire::Wire;
 pub use crate::spec::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,10 @@ pub struct Tensor {
     /// Whether it is in the memory of the node's CPUs rather than in the device's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host: bool,
+    /// Elements of a slot, from and to, one range behind the other, that are weights of products in FP8: as such they
+    /// travel where a [`Collective`](OpKind::Collective) gathers in FP8.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_fp8: Vec<[u64; 2]>,
 }
 
 impl Tensor {
@@ -302,12 +307,13 @@ pub enum OpKind {
         engine: Engine,
     },
     /// Starts everywhere when its last member has started. Stays whole: hops come from
-    /// [`collective`](crate::collective). `wire` is the dtype on the link, `acc` that of the reduction.
+    /// [`collective`](crate::collective). `wire` is the format on the link, FP8 only where elements are gathered; `acc`
+    /// is the dtype of the reduction.
     Collective {
         kind: CollectiveKind,
         src: Buf,
         dst: Buf,
-        wire: Dtype,
+        wire: Wire,
         acc: Dtype,
         engine: Engine,
     },

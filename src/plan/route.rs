@@ -16,7 +16,7 @@ pub use expected::{expected_unique, in_a_row};
 pub use grouped::expected_unique_in_groups;
 
 use crate::error::{Error, Result};
-use crate::spec::{Dtype, GroupScore, Groups};
+use crate::spec::{GroupScore, Groups};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// In place of a slot: the token has no choice there, since it was dropped or masked.
@@ -428,40 +428,6 @@ impl Phase {
     }
 }
 
-/// Elements that share a scale in an FP8 row.
-pub const SCALE_BLOCK: u64 = 128;
-
-/// The format of an element on the wire of an exchange.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wire {
-    /// E4M3 with an fp32 scale for each 128 elements of a row, the last of which may be fewer.
-    Fp8,
-    /// The dtype as it is, unscaled.
-    #[serde(untagged)]
-    Plain(Dtype),
-}
-
-impl Wire {
-    pub const BF16: Wire = Wire::Plain(Dtype::Bf16);
-
-    /// Bytes of a row of `hidden` elements.
-    pub fn row_bytes(self, hidden: u64) -> u64 {
-        match self {
-            Wire::Fp8 => hidden + 4 * hidden.div_ceil(SCALE_BLOCK),
-            Wire::Plain(dtype) => dtype.size() * hidden,
-        }
-    }
-
-    /// The format's name in flags and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Wire::Fp8 => "fp8",
-            Wire::Plain(dtype) => dtype.name(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -569,16 +535,5 @@ mod tests {
         assert_eq!((r.received_unique(1), r.expanded_rows(1), r.most_tokens()), (0.0, 0.0, 0));
         let all = listed(1, vec![3, 2, 1, 0], vec![5; 6]).unwrap();
         assert_eq!((all.rows_of_expert(5), all.received_unique(2), all.received_unique(0)), (6.0, 6.0, 0.0));
-    }
-
-    #[test]
-    fn fp8_rows_bring_their_scales() {
-        assert_eq!([7168, 7169, 100].map(|h| Wire::Fp8.row_bytes(h)), [7392, 7397, 104]);
-        assert_eq!(Wire::BF16.row_bytes(7168), 14336);
-        assert_eq!(serde_json::to_string(&[Wire::Fp8, Wire::BF16]).unwrap(), r#"["fp8","bf16"]"#);
-        assert_eq!(
-            serde_json::from_str::<[Wire; 2]>(r#"["fp8","f64"]"#).unwrap(),
-            [Wire::Fp8, Wire::Plain(Dtype::F64)]
-        );
     }
 }

@@ -70,6 +70,8 @@ pub struct Options {
     /// ZeRO 2 and 3: what is gathered is copied out of the buffer that it comes in, and gradients into the one that they
     /// leave from.
     pub copy_shards: bool,
+    /// Weights of products in FP8 are gathered as such.
+    pub gather_fp8: bool,
     /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
     pub bf16_grads: bool,
     /// Matrices of layers move by their orthogonal momentum, all else by Adam.

@@ -23,10 +23,11 @@
 //! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
 //! weight is copied back as it is there.
 
+use super::weights::Rows;
 use crate::plan::muon::{Matrices, Part};
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{
-    Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via,
+    Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via, Wire,
 };
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
@@ -51,6 +52,8 @@ pub struct FlatWeights {
     /// `None`: they come in and leave where kernels use them.
     pub landing: Option<Buf>,
     pub leaving: Option<Buf>,
+    /// The format in which it is gathered.
+    wire: Wire,
     /// The summed gradient, and the new weights, in the host's memory; `None` where the optimizer is on the device.
     away: Option<[Buf; 2]>,
     /// Elements of a slot, padded to the ranks that share it.
@@ -74,6 +77,8 @@ pub struct DataParallel {
     /// Whether gathered weights come in, and gradients leave, by buffers of their own, to and from which they are
     /// copied.
     pub copies: bool,
+    /// Whether weights of products in FP8 are gathered as such.
+    pub gather_fp8: bool,
     /// Whether, with stage 1, gradients are summed whole on every rank.
     pub all_reduce: bool,
     /// Whether the CPU runs the optimizer.
@@ -164,7 +169,7 @@ impl DataParallel {
     /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state; for weights or
     /// gradients that are whole only for a while there is room for `whole` of them.
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
-        self.weights_of(b, name, elems, [slots, whole], None)
+        self.weights_of(b, name, elems, [slots, whole], None, &[])
     }
 
     /// Number of ranks that optimizer state is shared out to.
@@ -179,7 +184,7 @@ impl DataParallel {
     }
 
     /// [`weights`](DataParallel::weights) with `[slots, whole]`. `others`: elements of a rank's share that have second
-    /// moments; `None`: all.
+    /// moments; `None`: all. `in_fp8`: rows that products in FP8 read.
     pub fn weights_of(
         &self,
         b: &mut Builder,
@@ -187,6 +192,7 @@ impl DataParallel {
         elems: u64,
         [slots, whole]: [u32; 2],
         others: Option<u64>,
+        in_fp8: &[Rows],
     ) -> FlatWeights {
         let elems = elems.next_multiple_of(self.sharing());
         let share = elems / self.parts();
@@ -210,6 +216,12 @@ impl DataParallel {
         let leaving = between("g_out", self.shares_gradients(), self.grads);
         let partial =
             self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
+        let wire = if self.gather_fp8 && self.sharded() && !in_fp8.is_empty() {
+            b.in_fp8(landing.unwrap_or(weight), in_fp8);
+            Wire::Fp8
+        } else {
+            self.dtype.into()
+        };
         let mut state = |what: &str, elems, dtype| match self.offload {
             true => b.host_tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),
             false => b.tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),
@@ -247,6 +259,7 @@ impl DataParallel {
             partial,
             landing,
             leaving,
+            wire,
             away,
             elems,
             share,
@@ -289,8 +302,8 @@ impl DataParallel {
     }
 
     /// Gathers a slot of weights, which makes it whole.
-    pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, whole: Buf) {
-        b.collective(label, self.via(self.within()), CollectiveKind::AllGather, share, whole, self.dtype);
+    pub fn gather(&self, b: &mut Builder, label: &str, w: &FlatWeights, [share, whole]: [Buf; 2]) {
+        b.gather(label, self.via(self.within()), share, whole, w.wire, self.dtype);
     }
 
     /// Sets a gradient to zero that is whole only for a while.
@@ -450,8 +463,7 @@ impl DataParallel {
     /// Gathers the shares of new weights where ranks keep them whole.
     pub fn gather_new(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
-            let (src, dst) = (share.slot(slot), w.weight.slot(slot));
-            b.collective(label, self.via(self.within()), CollectiveKind::AllGather, src, dst, self.dtype);
+            self.gather(b, label, w, [share.slot(slot), w.weight.slot(slot)]);
         }
     }
 

@@ -160,9 +160,11 @@ impl Kind {
     ) -> (FlatWeights, Option<FlatWeights>) {
         let parts = if muon { muon::parts_of(layer, [dp, edp]) } else { [None, None] };
         let others = parts.map(|part| part.map(|part| part.others));
-        let flat = dp.weights_of(b, &format!("{prefix}layers"), layer.elems(), room, others[0]);
-        let experts = layer.experts.as_ref().map(|e| e.elems());
-        (flat, experts.map(|elems| edp.weights_of(b, "experts", elems, room, others[1])))
+        let rows = layer.weights.in_fp8();
+        let flat = dp.weights_of(b, &format!("{prefix}layers"), layer.elems(), room, others[0], &rows);
+        let experts = (layer.experts.as_ref())
+            .map(|e| edp.weights_of(b, "experts", e.elems(), room, others[1], &e.weights.in_fp8()));
+        (flat, experts)
     }
 
     /// Declares the buffers that its layers keep from forward to backward, and the workspace of a layer in use. Blocks,

@@ -121,7 +121,7 @@ impl Modules {
         };
         let inner = kinds_of_layers(model);
         let module = |b: &mut Builder, k: u64| {
-            let flat = dp.weights(b, &format!("mtp{k}"), weights.elems(), 1, 1);
+            let flat = dp.weights_of(b, &format!("mtp{k}"), weights.elems(), [1, 1], None, &weights.in_fp8());
             let layers = inner.iter().enumerate().map(|(i, &number)| {
                 let kind = &kinds[number];
                 let (flat, experts) =

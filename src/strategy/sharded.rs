@@ -180,7 +180,7 @@ impl<'s> Passing<'s> {
         let (what, kind) = (if forward { "gather" } else { "regather" }, &self.kinds[run.kind].prefix);
         for p in self.parts(run.kind).iter().filter(|p| p.ranks.shares_weights()) {
             let whole = p.flat.landing.unwrap_or(p.flat.weight).slot(at % self.room);
-            p.ranks.gather(self.b, &format!("{kind}{}{what}.{at}", p.prefix), shift(p.weight, at), whole);
+            p.ranks.gather(self.b, &format!("{kind}{}{what}.{at}", p.prefix), p.flat, [shift(p.weight, at), whole]);
         }
     }
 
@@ -436,8 +436,8 @@ fn copy_out(b: &mut Builder, parts: &[Shared], landings: &[Option<Buf>], w: Flat
 
 /// Gathers the weights of a layer, between formals of the block being written.
 fn gather_next(b: &mut Builder, parts: &[Shared]) {
-    for (prefix, ranks, _) in parts {
-        let [share, next] = ["next_share", "next_w"].map(|name| b.formal(&format!("{prefix}{name}")));
-        ranks.gather(b, &format!("{prefix}gather_next"), share, next);
+    for (prefix, ranks, flat) in parts {
+        let ends = ["next_share", "next_w"].map(|name| b.formal(&format!("{prefix}{name}")));
+        ranks.gather(b, &format!("{prefix}gather_next"), flat, ends);
     }
 }

@@ -117,6 +117,20 @@ impl Weights {
         of.fold(first, |[from, _], [_, to]| [from, to])
     }
 
+    /// The rows that products in FP8 read, as few ranges as they make. Routers and the weights of an indexer's heads are
+    /// matrices whose products are in the dtype of the weights.
+    pub fn in_fp8(&self) -> Vec<Rows> {
+        let plain = ["mlp.gate.weight", "self_attn.indexer.weights_proj.weight"];
+        let mut all: Vec<Rows> = vec![];
+        for w in self.all.iter().filter(|w| !w.matrices.is_empty() && !plain.contains(&w.name)) {
+            match all.last_mut() {
+                Some(last) if last[1] == w.rows[0] => last[1] = w.rows[1],
+                _ => all.push(w.rows),
+            }
+        }
+        all
+    }
+
     fn add(&mut self, name: &'static str, shape: &[u64], shard: Option<Shard>, elems: u64, blocks: &[u64]) -> Rows {
         let from = self.elems();
         let rows = [from, from + elems];

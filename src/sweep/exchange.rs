@@ -3,7 +3,8 @@
 use crate::cluster::Cluster;
 use crate::collective::exchange::{Setting, runs_on, time};
 use crate::error::{Error, Result};
-use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
+use crate::plan::Wire;
+use crate::plan::route::{ExchangeAlgo, Phase, Route};
 use crate::routing::{Request, Routing, imbalance};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
 use crate::strategy::expert::DEEPEP_SMS;

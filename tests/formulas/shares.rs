@@ -4,6 +4,7 @@ use crate::notation::{A, D, F, H, V, kind_bytes};
 use crate::plans::{self, Host, SM, close, model, way, work};
 use foretrain::collective::count::sent_by;
 use foretrain::cost::{Effort, cost};
+use foretrain::plan::expert::ExpertOp;
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::*;
 use foretrain::spec::*;
@@ -179,5 +180,74 @@ fn groups_that_share_sum_over_each_other_once_a_step() {
         let across = 2 * 4 * (all / n) * (groups - 1) / groups;
         let loss = sent_by(&plan, &line, 0) - within - across;
         assert!(loss <= 2 * 4, "W {w} N {n} ZeRO {zero}: {loss} bytes besides, of which the loss takes 8 at most");
+    }
+}
+
+/// What is gathered in FP8 takes a byte, and four for the scale of 128, but for norms, embedding and head; memory and what
+/// is sent of gradients stay as they are.
+#[test]
+fn matrices_gathered_in_fp8_take_half_of_what_they_took() {
+    let m = model(3, 4, false);
+    let matrices = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F);
+    for (w, zero, batches) in [(4u64, 1, 3), (8, 2, 1), (4, 3, 1), (8, 3, 3)] {
+        let plan = |words: &str| {
+            let par = Parallelism { zero, options: words.parse().unwrap(), ..way(w as u32, 1, 1) };
+            plans::plan(&m, &par, &work(&par, 64, 1, batches), SM)
+        };
+        let [plain, narrow] = ["fp8", "fp8+gather-fp8"].map(plan);
+        let sent = |plan: &Plan| cost(plan, Host::of(plan, 1.0).machine(), Effort::SUMS).unwrap().mean().bytes_scale_up;
+        let times = if zero == 3 { 2 * batches } else { 1 };
+        let less = (times * (matrices - matrices / 32)) as f64 * (w - 1) as f64 / w as f64;
+        assert!(close(sent(&plain) - sent(&narrow), less), "W {w} ZeRO {zero}");
+        for kind in [TensorKind::Param, TensorKind::Grad, TensorKind::OptState, TensorKind::CommBuffer] {
+            assert_eq!(kind_bytes(&plain, kind), kind_bytes(&narrow, kind));
+        }
+        // Counted byte by byte, scales of cut blocks included.
+        let counted = |plan: &Plan, rank| {
+            let line = Line::program(plan, &AtomTable::new(plan).unwrap(), 0).unwrap();
+            sent_by(plan, &line, rank)
+        };
+        let of_all: u64 = (0..w as u32).map(|rank| counted(&plain, rank) - counted(&narrow, rank)).sum();
+        let whole = less * w as f64;
+        assert!((of_all as f64 / whole - 1.0).abs() < 0.01, "{of_all} of {whole}");
+    }
+}
+
+/// What a tensor says to be in FP8 is what products in FP8 read of it, and nothing else.
+#[test]
+fn what_is_gathered_in_fp8_is_what_products_in_fp8_read() {
+    for name in ["llama-3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v3", "nemotron-3-nano-30b-a3b"] {
+        let m = LlmSpec::find(name).unwrap();
+        let ep = if m.moe.is_some() { 8 } else { 1 };
+        let zero = if m.mtp.is_some() { 1 } else { 3 };
+        let par = Parallelism { ep, zero, options: "fp8+gather-fp8".parse().unwrap(), ..way(16, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 2048, 1, 1), SM);
+        let line = Line::program(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+        let mut read = 0;
+        for (i, node) in line.nodes.iter().enumerate() {
+            let OpKind::Compute { kernel, .. } = &node.op.kind else { continue };
+            let fp8 = match kernel {
+                Kernel::MatMul { fp8, .. } => *fp8,
+                Kernel::Expert(expert) => matches!(expert.op, ExpertOp::MatMul { fp8: true, .. }),
+                _ => false,
+            };
+            for place in line.reads(i) {
+                let tensor = &plan.tensors[place.tensor as usize];
+                let [from, to] = place.rows.map(|row| row * tensor.row_len());
+                let inside = tensor.in_fp8.iter().filter(|[start, end]| *start < to && from < *end).count();
+                match (inside > 0, fp8) {
+                    (true, true) => {
+                        assert!(tensor.in_fp8.iter().any(|[start, end]| *start <= from && to <= *end));
+                        read += 1;
+                    }
+                    (true, false) => {
+                        let all = matches!(kernel, Kernel::Adam { .. }) || to - from == tensor.elems();
+                        assert!(all, "{name}: {} reads {from} to {to} of {}", line.path(i), tensor.name);
+                    }
+                    (false, _) => {}
+                }
+            }
+        }
+        assert!(read > 0, "{name}");
     }
 }

@@ -1,10 +1,11 @@
 //! bf16 and fp8 are near the reference, as near as their few bits let them be.
 
-use crate::case::{Case, case, least};
-use crate::dense::{assert_close, both, counted, error_beside, run};
+use crate::case::{Case, Family, case, gpt2, latent, least, llama};
+use crate::dense::{SEED, assert_close, both, counted, error, error_beside, run, runs};
 use foretrain::exec::Run;
+use foretrain::exec::source::Source;
 use foretrain::plan::Dtype;
-use foretrain::spec::Parallelism;
+use foretrain::spec::{LlmSpec, Parallelism};
 
 /// bf16 keeps 8 bits: the errors of two layers, ring merges in fp32, stay within a few of its last places.
 #[test]
@@ -84,4 +85,77 @@ fn fp8_is_near_the_reference_and_not_bf16() {
     let size = want.grads.values().flatten().map(|&w| squares(w)).sum::<f64>().sqrt();
     let [got, wide] = [off(&got), off(&wide)];
     assert!(got > 4.0 * wide && got < 0.5 * size, "{got} of {size}, in bf16 {wide}");
+}
+
+/// Of a width at which blocks of scales begin where rows do, and every rank's share too: what is gathered in FP8 is what
+/// products in FP8 round to.
+fn aligned(words: &str, dtype: Dtype, [dp, zero]: [u32; 2], microbatches: u64) -> Case {
+    let par = Parallelism { dp, zero, options: words.parse().unwrap(), ..case().par };
+    let family = |model: &mut LlmSpec| (model.hidden, model.qkv_bias) = (128, true);
+    Case { layers: 1, ffn: 128, head_dim: 32, dtype, microbatches, par, family, ..case() }
+}
+
+/// Weights that were gathered in FP8 behind a step are the new ones to four bits, norms, biases, embedding and head are as
+/// without it; and layers that gather them before they need them get what their products would have rounded them to.
+#[test]
+fn weights_gathered_in_fp8_keep_four_bits_and_norms_all() {
+    for zero in [1, 2] {
+        let plan = |words| aligned(words, Dtype::F32, [4, zero], 2).plan();
+        let narrow = plan("fp8+gather-fp8");
+        let (got, was) = (run(&narrow), run(&plan("fp8")));
+        counted(&narrow, &got);
+        assert_eq!(got.loss, was.loss, "nothing was gathered before the first step's loss");
+        for (name, was) in &was.weights {
+            let off = error(&got.weights[name], was);
+            // Half of the last place is 1/16 of a number at most, and seen against the largest of the tensor.
+            let range = if name.ends_with("_proj.weight") { 0.005..=1.0 / 16.0 } else { 0.0..=0.0 };
+            assert!(range.contains(&off), "ZeRO {zero}: {name} is {off} off");
+        }
+        // Per element of a matrix 1 + 4/128 bytes in place of 4, of what four ranks of a ring pass on.
+        let less: Vec<u64> = was.sent_bytes.iter().zip(&got.sent_bytes).map(|(was, got)| was - got).collect();
+        assert_eq!(less, vec![768 * 128 / 4 * 3 * 3 - 768 / 4 * 3 * 4; 4]);
+    }
+    let [narrow, plain] = ["fp8+gather-fp8", "fp8"].map(|words| run(&aligned(words, Dtype::F32, [4, 3], 2).plan()));
+    // Rounded twice by one scale, but for what f32 rounds of it.
+    assert_close("loss", &[narrow.loss], &[plain.loss], 1e-5);
+    for (got, want) in narrow.hidden.iter().zip(&plain.hidden) {
+        assert_close("hidden states", got, want, 1e-4);
+    }
+}
+
+/// Every rank has the same weights, by however many hops they came: the second step is one of as many sequences on two
+/// ranks as on four.
+#[test]
+fn weights_gathered_in_fp8_are_the_same_everywhere() {
+    for words in ["fp8+gather-fp8", "fp8+gather-fp8+no-master"] {
+        let steps = |dp: u32| {
+            let plan = aligned(words, Dtype::F64, [dp, 1], 4 / u64::from(dp)).plan();
+            runs(&plan, &Source::seeded(SEED), 2, true)
+        };
+        for (two, four) in steps(2).iter().zip(&steps(4)) {
+            assert_close("loss", &[two.loss], &[four.loss], 1e-9);
+            for (name, two) in &two.weights {
+                assert_close(name, two, &four.weights[name], 1e-9);
+            }
+        }
+    }
+}
+
+/// The same with everything that has weights of its own, in shares that begin anywhere.
+#[test]
+fn whatever_is_gathered_in_fp8_is_counted() {
+    for (zero, words) in
+        [(1, "gather-fp8"), (3, "gather-fp8+copy-shards"), (3, "gather-fp8+no-prefetch"), (2, "gather-fp8")]
+    {
+        for family in [llama as Family, gpt2, latent] {
+            for (dp, ring, tp, pp) in [(3, 1, 1, 1), (1, 2, 2, 1), (2, 1, 1, 2)] {
+                let options = format!("fp8+{words}").parse().unwrap();
+                let par = Parallelism { dp, ring, tp, pp, zero, options, ..case().par };
+                let plan = Case { dtype: Dtype::Bf16, par, family, microbatches: 2, ..case() }.plan();
+                let got = run(&plan);
+                counted(&plan, &got);
+                assert!(got.loss.is_finite() && got.hidden.iter().flatten().all(|x| x.is_finite()));
+            }
+        }
+    }
 }

@@ -4,7 +4,8 @@
 use super::{Buffers, ExchangeAlgo, buffers};
 use crate::cluster::Cluster;
 use crate::error::{Cause, Result};
-use crate::plan::route::{Phase, Route, Wire, of_tokens};
+use crate::plan::Wire;
+use crate::plan::route::{Phase, Route, of_tokens};
 use crate::plan::{OpKind, Plan};
 use crate::spec::{Architecture, Transport};
 

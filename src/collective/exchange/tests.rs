@@ -1,5 +1,6 @@
 use super::*;
-use crate::plan::route::{Counts, DROPPED, Wire, expected_unique};
+use crate::plan::Wire;
+use crate::plan::route::{Counts, DROPPED, expected_unique};
 use crate::spec::Architecture;
 use rand::{Rng, SeedableRng};
 

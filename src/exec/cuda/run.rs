@@ -256,6 +256,10 @@ pub(super) fn takes(plan: &Plan) -> Result<()> {
         let why = "options: no kernels of Muon run on GPUs yet; leave muon out, or run it --on cpu";
         return Err(Error::device("cuda", why));
     }
+    if plan.tensors.iter().any(|t| !t.in_fp8.is_empty()) {
+        let why = "options: weights are not gathered in FP8 on GPUs yet; leave gather-fp8 out, or run it --on cpu";
+        return Err(Error::device("cuda", why));
+    }
     if plan.kernels().any(|kernel| matches!(kernel, Kernel::Sparse(_))) {
         let why = "model: no kernels of sparse attention run on GPUs yet; use a model that sees all keys (deepseek-v3 for \
                    deepseek-v3.2), or run it --on cpu";

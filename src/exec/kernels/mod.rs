@@ -7,7 +7,7 @@ mod attention;
 mod attention_bwd;
 pub(in crate::exec) mod exchange;
 pub mod expert;
-mod fp8;
+pub mod fp8;
 mod gemm;
 mod head_norm;
 mod latent;

@@ -13,6 +13,7 @@ use super::op::*;
 use super::order;
 use super::program::{Feed, Plan, VERSION};
 use super::segs::Segs;
+use super::wire::Wire;
 use crate::error::{Error, Result};
 use routes::exchange;
 use std::collections::BTreeSet;
@@ -77,6 +78,15 @@ fn structure(plan: &Plan) -> Result<()> {
         let bytes = t.shape.iter().try_fold(t.dtype.size(), |n, &d| n.checked_mul(d));
         if t.slots == 0 || t.slots > 1 << 24 || t.shape.is_empty() || bytes.is_none_or(|b| b == 0 || b > MOST_BYTES) {
             return fail(format!("tensor {:?} has shape {:?} and {} slots", t.name, t.shape, t.slots));
+        }
+        let ends: Vec<u64> = t.in_fp8.iter().flatten().copied().collect();
+        if !ends.is_sorted() || ends.last().is_some_and(|&end| end > t.elems()) {
+            return fail(format!(
+                "tensor {:?} of {} elements has in_fp8 {:?}; give ranges of elements, one behind the other",
+                t.name,
+                t.elems(),
+                t.in_fp8
+            ));
         }
     }
     let view = plan.views.get(plan.role_of.view as usize);
@@ -284,8 +294,11 @@ impl<'a> Bodies<'a> {
                     }
                 }
                 OpKind::Compute { kernel, reads, writes } => self.kernel(kernel, &elems(reads), &elems(writes))?,
-                OpKind::Collective { kind, src, dst, .. } => {
+                OpKind::Collective { kind, src, dst, wire, .. } => {
                     self.collective(*kind, op.lane, size(src).0, size(dst).0)?;
+                    if *wire == Wire::Fp8 && (*kind != CollectiveKind::AllGather || dst.rows.is_some()) {
+                        self.fail(format!("a {} of FP8: only whole slots are gathered so", kind.name()))?;
+                    }
                 }
                 OpKind::Copy { src, dst } if size(src) != size(dst) => {
                     self.fail(format!("{:?} are copied to {:?}", size(src), size(dst)))?

@@ -2,7 +2,9 @@
 
 use crate::published::outcome::verdict::Prediction;
 use crate::published::row::case::Training;
-use crate::published::row::words::{is_fp4, is_narrow, squeezed};
+use crate::published::row::words::{affirmed, is_fp4, is_narrow, squeezed};
+use crate::published::software::release::{Release, release};
+use crate::published::software::system::{NEMO, System};
 use crate::spec::{Architecture, Dtype, GpuSpec, Origin, Sourced, StackSpec};
 
 /// Precisions that are no whole 32 bits, whatever is beside them in as many: "bf16 (fp32 gradients)".
@@ -29,6 +31,32 @@ pub fn is_whole(precision: &str) -> Option<Whole> {
             .then_some(Whole::F32),
     }
 }
+
+/// Whether weights of products in FP8 are gathered as such: where a source says so, and in NVIDIA's recipes, whose scales
+/// are of whole tensors (`fp8_params`, github:NVIDIA/NeMo@1dd5fa1
+/// nemo/collections/llm/recipes/precision/mixed_precision.py; `fp8_param_gather`, github:NVIDIA-NeMo/Megatron-Bridge@0509781
+/// src/megatron/bridge/training/mixed_precision.py), which its files for MLPerf set since v5
+/// (`FP8_PARAM_GATHER`, github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
+/// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh). With scales of blocks they gather in bf16: MXFP8 is made of what was
+/// gathered, there, as rows and columns have other blocks (`reuse_grad_buf_for_mxfp8_param_ag`), and the blocks of 128
+/// have it off. In FP4 no weights are gathered.
+pub fn gathers_fp8(run: &Training) -> bool {
+    let [precision, notes] = [&run.precision, &run.notes].map(|text| squeezed(&affirmed(text)));
+    let system = System::of(&run.system);
+    let fp8 = ["fp8", "float8"].iter().any(|word| precision.contains(word)) && !is_fp4(&run.precision);
+    let said = ["fp8paramgather", "fp8params", "float8allgather", "fp8allgather", "fsdpfloat8"];
+    let blocks = ["mx", "block", "subchannel", "rowwise"].iter().any(|word| precision.contains(word));
+    let others = ["automodel", "primus", "megatronlm"];
+    let since = match system.has("mlperf") {
+        true => system.says(&["mlperftrainingv5", "mlperftrainingv6"]),
+        false => release(&run.system).is_none_or(|release| release >= RECIPES_WITH_FP8),
+    };
+    let recipes = system.says(&[NEMO, "megatronbridge", "mlperf"]) && !system.says(&others) && since;
+    fp8 && !blocks && (recipes || said.iter().any(|word| notes.contains(word)))
+}
+
+/// NeMo 2.0's first container, the first with those recipes; what configurations before it said is not known here.
+const RECIPES_WITH_FP8: Release = (24, 7);
 
 /// Products that a source has in FP4 run at the rate of FP4, where the GPU has one; else, in its place, at that of FP8.
 pub fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
@@ -123,6 +151,34 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(is_whole(words), whole, "{words}");
+        }
+    }
+
+    #[test]
+    fn who_gathers_weights_in_fp8() {
+        let of = |system: &str, precision: &str, notes: &str| {
+            let [system, precision, notes] = [system, precision, notes].map(String::from);
+            gathers_fp8(&Training { system, precision, notes, ..Training::default() })
+        };
+        assert!(of("NeMo 24.12", "FP8", "") && of("NeMo/Megatron-Bridge 26.02", "FP8-CS", ""));
+        assert!(of("NeMo of NGC 25.09 (HPE, MLPerf Training v5.1)", "FP8", ""));
+        assert!(of("torchtitan", "float8 tensorwise", "with float8 all-gather"));
+        assert!(of("Megatron-LM", "FP8 (delayed scaling)", "--fp8-param-gather"));
+        // Other scales, other makers, earlier containers, and what is said not to.
+        for (system, precision, notes) in [
+            ("NeMo/Megatron-Bridge 26.02", "MXFP8", ""),
+            ("NeMo/Megatron-Bridge 26.02", "FP8 blockwise", ""),
+            ("NeMo/Megatron-Bridge 26.02", "NVFP4", ""),
+            ("NeMo 24.12", "bf16", ""),
+            ("NeMo 24.05", "FP8", ""),
+            ("NeMo (MLPerf Training v3.1)", "FP8", ""),
+            ("Megatron-LM (NeMo 26.04)", "FP8 tensorwise", ""),
+            ("NeMo AutoModel (PyTorch FSDP2)", "FP8", ""),
+            ("Megatron-LM", "FP8", ""),
+            ("torchtitan", "float8 rowwise", "float8 all-gather"),
+            ("torchtitan", "float8", "without float8 all-gather"),
+        ] {
+            assert!(!of(system, precision, notes), "{system}, {precision}, {notes}");
         }
     }
 

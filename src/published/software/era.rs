@@ -76,6 +76,33 @@ pub fn is_later_model(run: &Training) -> bool {
     gated || LATER_MODELS.iter().any(|family| model.contains(family))
 }
 
+/// Models of 2024 and later, by the beginnings of their names.
+const MODELS_SINCE_2024: &[&str] = &[
+    "llama3",
+    "llama4",
+    "qwen2",
+    "qwen3",
+    "deepseekv2",
+    "deepseekv3",
+    "gemma",
+    "phi3",
+    "phi4",
+    "olmo2",
+    "olmo3",
+    "gptoss",
+    "smollm",
+    "glm4",
+    "mistralnemo",
+];
+
+/// Whether a run is certainly later than FlashAttention 2 (arXiv:2307.08691, of July 2023): its software is said to be of
+/// 2024 or later, or its model is.
+pub fn follows_flash_2(run: &Training) -> bool {
+    let model = squeezed(&run.model);
+    let later = |release: Release| release >= (24, 1);
+    release(&run.system).is_some_and(later) || MODELS_SINCE_2024.iter().any(|name| model.contains(name))
+}
+
 /// Curves of attention in older containers of NeMo, and the first container that has the newer one:
 ///
 /// * on a Blackwell Ultra: DeepSeek-V3 went from 4.6 to 6.3 thousand tokens/s on GB300 with it

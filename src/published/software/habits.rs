@@ -1,7 +1,7 @@
 //! Which software: attention kernel and habits by the name of the system. One table, read from above; what a
 //! source leaves unsaid is what its system did by default at its time.
 
-use super::era::{is_later_gpu, is_later_model, precedes_flash};
+use super::era::{follows_flash_2, is_later_gpu, is_later_model, precedes_flash};
 use super::sdpa;
 use super::system::{FSDP_SDPA, NEMO, System};
 use crate::published::row::case::Training;
@@ -358,7 +358,7 @@ impl Habits {
         let system = System::of(&run.system);
         let found = Habits::by_name(&system, &run.system, is_later_gpu(&run.gpu));
         let kernels = named(&system);
-        let found = found.at_its_time(run, kernels);
+        let found = found.at_its_time(run, kernels).with_second(run, kernels);
         let sdpa = kernels.is_none().then(|| sdpa::of(&system, &run.gpu)).flatten();
         let found = Habits { kernels: sdpa.unwrap_or(found.kernels), ..found }.settled();
         let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
@@ -369,8 +369,15 @@ impl Habits {
         let found = Habits { overlap: NOTHING, scattered_p2p: true, ..found };
         match squeezed(&run.precision).starts_with("fp16") && !system.has_flash() {
             true => Habits { kernels: UNFUSED, dropout: EARLY.dropout, ..found },
-            false => Habits { kernels: FLASH_1, ..found },
+            false => Habits { kernels: FLASH_1, ..found }.with_second(run, kernels),
         }
+    }
+
+    /// FlashAttention in its second version, for whoever has the first one by habit and is later than that, unless
+    /// kernels are `named`.
+    fn with_second(self, run: &Training, named: Option<&[&str]>) -> Habits {
+        let later = named.is_none() && self.kernels == FLASH_1 && follows_flash_2(run);
+        Habits { kernels: if later { FLASH } else { self.kernels }, ..self }
     }
 
     /// Early habits on what is later than FlashAttention: its kernels, unless others are `named`, and no dropout in models
@@ -500,7 +507,8 @@ mod tests {
         assert_eq!(of("Megatron-DeepSpeed", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
         assert_eq!(of("Megatron-LM PTD-P", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
         assert_eq!(of("Megatron-LM PTD-P", "H100", "GPT 22B"), (FLASH, None, 0.1));
-        assert_eq!(of("Megatron-LM PTD-P", "A100", "Llama-3 8B"), (FLASH_1, None, 0.0));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "Llama-2 7B"), (FLASH_1, None, 0.0));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "Llama-3 8B"), (FLASH, None, 0.0));
         assert_eq!(of("Megatron-DeepSpeed, without FlashAttention", "H100", "GPT 22B"), (UNFUSED, full, 0.1));
         assert_eq!(of("Megatron-DeepSpeed (FlashAttention-2)", "A100", "GPT 22B").0[0], "fa2");
         assert_eq!(of("Megatron-LM PTD-P + flash attention", "A100", "GPT 22B"), (FLASH_1, None, 0.1));
@@ -509,6 +517,8 @@ mod tests {
         assert_eq!(of("Megatron-DeepSpeed", "B200", "Llama-3 8B"), (FLASH, full, 0.0));
         assert_eq!(of("GPT-NeoX + FlashAttention", "A100", "GPT 20B"), (FLASH_1, full, 0.0));
         assert_eq!(of("DeepSpeed-Ulysses", "A100", "GPT 7B"), (FLASH_1, full, 0.0));
+        assert_eq!(of("a comparison of 2024, ds-ulysses", "A800", "GPT 7B"), (FLASH, full, 0.0));
+        assert_eq!(of("DeepSpeed-Ulysses", "A100", "Qwen2.5-7B"), (FLASH, full, 0.0));
         let later = ["DeepSpeed-Ulysses", "DeepSpeed-Ulysses (FlashAttention)"].map(|name| of(name, "H100", "GPT 7B"));
         assert_eq!(later, [(FLASH, full, 0.0); 2]);
         // What is no habit of a time but how a ring is written, or who was measured, stays.

@@ -19,9 +19,9 @@ pub mod wider;
 use crate::published::measured::convention::Convention;
 use crate::published::model::known::length;
 use crate::published::model::mixture;
-use crate::published::rank::gradients;
 use crate::published::rank::recompute::{keeps_attention, parts_made_again, recompute, recomputes_experts};
 use crate::published::rank::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
+use crate::published::rank::{gradients, precision};
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_narrow, squeezed};
 use crate::published::software::era::{is_later_gpu, is_later_model};
@@ -113,6 +113,9 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Ranks that hold the same weights.
     let same = dp * ulysses * ring;
     asked.extend((same > 1 && gradients::are_summed_whole(run, pp, zero)).then_some("all-reduce-grads"));
+    asked.extend((same > 1 && zero > 0 && precision::gathers_fp8(run)).then_some("gather-fp8"));
+    let rings = (model.indexer.is_none() && !gathers_kv(run)).then(|| rings_of_nodes(run, ring, node / (tp * ulysses)));
+    asked.extend(rings.flatten());
     let inside = pp > 1 && dp > 1 && model.moe.is_none() && has_stages_inside(run);
     asked.extend(inside.then_some("pp-inside"));
     let (mut options, unknown) = with_words(Options::default(), &asked);
@@ -136,6 +139,17 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
         options,
     };
     Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
+}
+
+/// The option of a ring of rings, one in each node, of which `here` ranks of a ring have a share: BurstAttention's ring of two
+/// levels (arXiv:2403.09347, section 3.2, "topology-aware") and LoongTrain's (arXiv:2406.18485) where they go over several.
+fn rings_of_nodes(run: &Training, ring: u32, here: u32) -> Option<&'static str> {
+    let said = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
+    let names = ["doublering", "burst+double", "ringoftwolevels", "awareoftopology", "topologyawarering", "loongtrain"];
+    let words = [(2, "double-ring-2"), (4, "double-ring-4"), (8, "double-ring-8")];
+    let named = names.iter().any(|name| said.iter().any(|text| text.contains(name)));
+    let fits = |inner: u32| inner == here && ring > inner && ring.is_multiple_of(inner);
+    words.into_iter().find(|(inner, _)| named && fits(*inner)).map(|(_, word)| word)
 }
 
 /// Whether ranks that share a sequence gather all keys and values before attention, in place of a ring: Llama 3's stack does
@@ -296,6 +310,20 @@ mod tests {
         for run in [enough, open] {
             assert_eq!(without_spare(run.clone()), run);
         }
+    }
+
+    #[test]
+    fn who_has_rings_of_nodes() {
+        let of = |system: &str, notes: &str, ring, here| {
+            let run = Training { system: system.into(), notes: notes.into(), ..Training::default() };
+            rings_of_nodes(&run, ring, here)
+        };
+        assert_eq!(of("Burst+Double+ZeRO3", "", 32, 8), Some("double-ring-8"));
+        assert_eq!(of("LoongTrain", "", 16, 4), Some("double-ring-4"));
+        assert_eq!(of("BurstEngine", "ring aware of topology", 16, 8), Some("double-ring-8"));
+        // One node has one ring, and nobody has a ring of three.
+        assert_eq!([of("LoongTrain", "", 8, 8), of("LoongTrain", "", 12, 3)], [None, None]);
+        assert_eq!([of("EasyContext", "", 16, 8), of("BurstEngine", "without a double ring", 16, 8)], [None, None]);
     }
 
     #[test]

@@ -182,6 +182,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.copy_shards,
     },
     Word {
+        name: "gather-fp8",
+        about: "weights of products in FP8 are gathered as such, norms and all else as they are (Transformer Engine's FP8 parameters under Megatron's fp8-param-gather, torchao's float8 all-gather)",
+        set: |o| o.gather_fp8 = true,
+        is_set: |o| o.gather_fp8,
+    },
+    Word {
         name: "bf16-grads",
         about: "gradients of bf16 weights are added up, kept and summed over replicas in bf16 (Megatron's grad-reduce-in-bf16, PyTorch FSDP's reduce_dtype, DeepSpeed's communication_data_type)",
         set: |o| o.bf16_grads = true,

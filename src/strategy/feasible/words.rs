@@ -293,6 +293,12 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             par.zero == 1 && par.dp * par.ring * par.ulysses > 1 && o.shard == 0 && !o.offload_optimizer,
             "zero 1 over more than one rank, and neither shard nor offload-optimizer",
         ),
+        (
+            "gather-fp8",
+            o.gather_fp8,
+            o.fp8 && par.zero > 0 && par.dp * par.ring * par.ulysses > 1,
+            "fp8, and zero 1 to 3 over more than one rank",
+        ),
         ("offload-activations", o.offload_activations, par.recompute == Recompute::Full, "recompute full"),
         (
             "offload-activations",

@@ -77,25 +77,25 @@ impl<'a> Step<'a> {
     pub(in crate::strategy) fn gather_embed(&mut self, label: &str) {
         if self.dp.shares_weights() {
             let landing = self.embed.landing.unwrap_or(self.embed.weight);
-            self.dp.gather(&mut self.b, label, self.dp.stored(&self.embed), landing);
+            self.dp.gather(&mut self.b, label, &self.embed, [self.dp.stored(&self.embed), landing]);
         }
     }
 
     pub(in crate::strategy) fn gather_head(&mut self) {
-        for (label, share, landing) in self.gathers_of_head() {
-            self.dp.gather(&mut self.b, label, share, landing);
+        for (label, w, ends) in self.gathers_of_head() {
+            self.dp.gather(&mut self.b, label, &w, ends);
         }
     }
 
     /// The weights that are gathered for the head, by label: its own, and with them the table that it shares with the
     /// embedding.
-    fn gathers_of_head(&self) -> Vec<(&'static str, Buf, Buf)> {
+    fn gathers_of_head(&self) -> Vec<(&'static str, FlatWeights, [Buf; 2])> {
         let tied = self.model.tie_embeddings.then_some(("gather.table", self.embed));
         [Some(("gather.head", self.head)), tied]
             .into_iter()
             .flatten()
             .filter(|_| self.dp.shares_weights())
-            .map(|(label, w)| (label, self.dp.stored(&w), w.landing.unwrap_or(w.weight)))
+            .map(|(label, w)| (label, w, [self.dp.stored(&w), w.landing.unwrap_or(w.weight)]))
             .collect()
     }
 
@@ -153,8 +153,7 @@ impl<'a> Step<'a> {
         let gathers = self.gathers_of_head();
         let mut passing = self.passing(sites, m, false);
         let ranks = passing.ranks[0];
-        passing
-            .forward(&runs, |b| gathers.iter().for_each(|&(label, share, whole)| ranks.gather(b, label, share, whole)));
+        passing.forward(&runs, |b| gathers.iter().for_each(|(label, w, ends)| ranks.gather(b, label, w, *ends)));
     }
 
     /// The stretches of the model, with the layer at their `end` by itself: its input stays on the device where others

@@ -36,6 +36,7 @@ fn replicas(
         accumulate,
         no_sync: par.options.no_sync,
         copies: par.options.copy_shards,
+        gather_fp8: par.options.gather_fp8,
         all_reduce: par.options.all_reduce_grads,
         offload: par.options.offload_optimizer,
         dtype: work.dtype,

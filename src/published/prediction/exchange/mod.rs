@@ -4,7 +4,8 @@ mod carrier;
 
 use crate::cluster::Cluster;
 use crate::collective::exchange::{self, Setting, Traffic, deepep_v2, time, traffic};
-use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows, Wire};
+use crate::plan::Wire;
+use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
 use crate::published::Shipped;
 use crate::published::machine::Stated;
 use crate::published::outcome::verdict::Prediction;
