@@ -6,12 +6,12 @@ mod store;
 pub mod verdict;
 
 pub use links::Links;
-pub use verdict::{Cause, Winner};
+pub use verdict::{Difference, Winner};
 
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::error::{self, Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::Plan;
 use crate::plan::kernel::is_attention;
 use crate::plan::link::AtomTable;
@@ -86,7 +86,7 @@ pub struct Cell {
     pub seq_len: u64,
     pub ranks: u32,
     pub winner: Winner,
-    pub cause: Cause,
+    pub cause: Difference,
     /// Above 1 the ring is faster.
     pub ulysses_over_ring: Option<f64>,
     pub reason: String,
@@ -214,7 +214,7 @@ impl Question {
             let place = Place { links: Links::AsTheyStand, kv_heads, seq_len, ranks };
             let [_, ring] = both(ranks);
             match guard::attention(&self.spec(&place, Mask::new(true)), &ring) {
-                Err(Error::Infeasible(why)) if why.cause == error::Cause::Size => {
+                Err(Error::Infeasible(why)) if why.cause == Cause::Size => {
                     return Err(Error::Infeasible(why).and("leave such --ranks out"));
                 }
                 _ => {}
@@ -338,7 +338,7 @@ impl<'a> Rig<'a> {
             return Ok(());
         }
         let [needed, capacity] = [needed, capacity].map(human::bytes);
-        Err(error::Cause::Memory.infeasible(format!("this one attention needs {needed} of {capacity}; use more ranks")))
+        Err(Cause::Memory.infeasible(format!("this one attention needs {needed} of {capacity}; use more ranks")))
     }
 }
 
@@ -470,7 +470,7 @@ mod tests {
         let blackwell =
             Question { cluster: "dgx-b200".into(), stack: "nccl-cudnn".into(), ranks: vec![2, 4, 8], ..long };
         for cell in crossover(&blackwell, tempfile::tempdir().unwrap().path()).unwrap().cells {
-            assert_eq!((cell.winner, cell.cause), (Winner::Ring, Cause::Attention));
+            assert_eq!((cell.winner, cell.cause), (Winner::Ring, Difference::Attention));
             assert!(cell.reason.contains("as they would with all heads"), "{}", cell.reason);
             let place = Place { links: cell.links, kv_heads: 8, seq_len: 1 << 20, ranks: cell.ranks };
             let all = Rig::new(&blackwell).unwrap().with_all_heads(&place).unwrap();
