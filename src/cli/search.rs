@@ -131,11 +131,11 @@ impl Flags {
             return Err(Error::spec("the command line", "--tokens-per-step", why));
         }
         let (stack, dtype) = (self.platform.stack.on(&gpu), self.precision.on(&gpu));
-        let model = LlmSpec::find(&self.model.model)?;
+        let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &[("--dispatch", !self.dispatch.is_empty()), ("--routing", self.routing.is_some())])?;
         let case = Case::new(model, &self.platform.cluster, stack, gpus, Some(dtype))?;
         let question = Question {
-            model: self.model.model.clone(),
+            model: self.model.name.clone(),
             cluster: self.platform.cluster.clone(),
             stack: stack.into(),
             gpus,
@@ -226,7 +226,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_position(done as u64);
     };
     let hears = (&progress as Progress, &(|| interrupt.asked()) as Stop);
-    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh.fresh, hears)?;
+    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh.asked, hears)?;
     bar.finish_and_clear();
     if found.iter().all(|found| found.counts.ways == 0) {
         return Err(nothing_comes_out_even(&question, &found));

@@ -107,13 +107,13 @@ impl Flags {
             ("--dispatch-dtype", !self.dispatch_dtype.is_empty()),
             ("--routing", self.routing.is_some()),
         ];
-        let model = LlmSpec::find(&self.model.model)?;
+        let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &said)?;
         let (cluster, gpu) = self.platform.specs()?;
         let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
         Ok(Grid {
-            title: self.title.title.clone(),
-            model: self.model.model.clone(),
+            title: self.title.text.clone(),
+            model: self.model.name.clone(),
             cluster: self.platform.cluster.clone(),
             stack: self.platform.stack.on(&gpu).into(),
             gpus,
@@ -209,7 +209,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let grid = flags.grid()?;
     let started = Instant::now();
     let bar = bar(0, "{pos}/{len} rows, {eta} left");
-    let study = sweep(&grid, &flags.out, flags.fresh.fresh, &|there, all| {
+    let study = sweep(&grid, &flags.out, flags.fresh.asked, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);
     })?;

@@ -7,15 +7,15 @@ use clap::Args;
 #[derive(Args)]
 pub struct Title {
     /// Title of the picture
-    #[arg(long, value_name = "TEXT")]
-    pub title: Option<String>,
+    #[arg(long = "title", value_name = "TEXT")]
+    pub text: Option<String>,
 }
 
 #[derive(Args)]
 pub struct Fresh {
     /// Forget the rows that the folder has
-    #[arg(long)]
-    pub fresh: bool,
+    #[arg(long = "fresh")]
+    pub asked: bool,
 }
 
 /// GPUs that a study takes of a cluster unless told: a few nodes, or what its only node has.

@@ -65,7 +65,7 @@ impl Found {
         run: Run,
         (fleet, storage): (&FleetSpec, &StorageSpec),
     ) -> Result<Found> {
-        let played = play(&run, work_s, flags.runs as usize, flags.seed.seed);
+        let played = play(&run, work_s, flags.runs as usize, flags.seed.number);
         if played.hopeless {
             return Err(hopeless(&run));
         }
@@ -172,7 +172,7 @@ fn more_spares(run: &Run, played: &Played, work: f64, flags: &Flags) -> Vec<Spar
     let Some(now) = run.spares.filter(|_| waits) else { return vec![] };
     let with = |spares: u32| {
         let run = Run { spares: Some(spares), ..run.clone() };
-        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed.seed).ettr }
+        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed.number).ettr }
     };
     let enough = run.spares_for(0.99);
     std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
