@@ -2,19 +2,18 @@
 
 use super::flags::value::{capacity, count, degree, dispatch, options, recompute};
 use super::flags::{
-    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, gpus_of_a_study,
-    of_experts, packed,
+    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, of_experts,
 };
 use super::progress::bar;
 use super::{Answer, list_of, software};
 use crate::error::{Cause, Result};
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{self, counted, seconds, tokens};
+use crate::report::human::{self, counted, packed, seconds, tokens};
 use crate::report::record;
 use crate::spec::{Capacity, Dispatch, LlmSpec, Options, Recompute};
 use crate::sweep::grid::cross;
-use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
+use crate::sweep::{Also, Batch, Grid, Study, summary, sweep, usual_gpus};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -110,7 +109,7 @@ impl Flags {
         let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &said)?;
         let (cluster, gpu) = self.platform.specs()?;
-        let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
+        let gpus = self.gpus.unwrap_or_else(|| usual_gpus(&cluster, &gpu));
         Ok(Grid {
             title: self.title.text.clone(),
             model: self.model.name.clone(),
