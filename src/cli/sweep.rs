@@ -29,7 +29,7 @@ pub struct Flags {
     #[command(flatten)]
     platform: Platform,
     /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     #[command(flatten)]
     lengths: Lengths,
