@@ -24,13 +24,12 @@ use crate::strategy::feasible::that_apply;
 use crate::strategy::{Engines, attention_pass, guard};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// What is asked: the contents of study.json. Lists are crossed with each other.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Question {
     /// Heads and head dim are this model's.
     pub model: String,
@@ -40,10 +39,10 @@ pub struct Question {
     pub heads: u64,
     pub head_dim: u64,
     /// Keys that a token sees in layers that have a window; none: no layer has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
     /// Layers that have it, and that have not: a time is the mean of theirs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub near_and_far: Option<[u64; 2]>,
     pub kv_heads: Vec<u64>,
     pub links: Vec<Links>,

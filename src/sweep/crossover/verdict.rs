@@ -5,12 +5,12 @@
 
 use super::Side;
 use crate::report::human::{decimal, percent, seconds};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Ways nearer to each other than this are called even: constants are not known any better.
 pub const EVEN: f64 = 0.02;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Winner {
     Ulysses,
@@ -21,7 +21,7 @@ pub enum Winner {
 }
 
 /// What the difference comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Difference {
     /// Communication that no kernel hides.
