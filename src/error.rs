@@ -45,6 +45,11 @@ impl Error {
         Error::Spec { file: file.to_string(), field: field.to_string(), why: why.to_string() }
     }
 
+    /// A word of `--options` that cannot be had here; it begins the sentence.
+    pub fn option(word: &'static str, rest: impl std::fmt::Display) -> Error {
+        Error::Infeasible(Reason { word: Some(word), ..Reason::new(Cause::Options, format!("{word} {rest}")) })
+    }
+
     pub fn plan(why: impl ToString) -> Error {
         Error::Plan(why.to_string())
     }

@@ -18,7 +18,7 @@ mod shadow;
 mod store;
 pub mod summary;
 
-pub use asked::{trained, usual_batch, usual_ep};
+pub use asked::{trained, usual_batch, usual_ep, usual_gpus};
 pub use case::Case;
 pub use grid::{Also, Batch, Grid};
 pub use point::Point;

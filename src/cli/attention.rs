@@ -1,7 +1,7 @@
 //! `foretrain attention`: one attention operation over the ranks that share it, held against one GPU's kernel.
 
 use super::Answer;
-use super::flags::value::{count, dtype};
+use super::flags::value::{count, degree, dtype};
 use super::flags::{Implementation, JsonFile, Output, Platform, documents};
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
@@ -43,10 +43,10 @@ pub struct Flags {
     #[arg(long, value_name = "N", value_parser = count, default_value = "1")]
     batch: u64,
     /// Ring attention: ranks that share the sequence
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = degree, default_value = "1")]
     ring: u32,
     /// Ulysses: ranks that share the heads
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = degree, default_value = "1")]
     ulysses: u32,
     /// A query sees the keys up to its own; without, all of them
     #[arg(long)]

@@ -1,13 +1,12 @@
 //! What flags have chosen, and what whoever reads a figure of it should know.
 
-use super::flags::packed;
 use super::progress::Clock;
 use super::{Answer, WithNotes};
 use crate::error::{Error, Reason, Result};
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
-use crate::report::human::percent;
+use crate::report::human::{packed, percent};
 use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point};
 

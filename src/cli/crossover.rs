@@ -9,7 +9,7 @@ use crate::plot;
 use crate::report::human::{Table, tokens};
 use crate::spec::{Dtype, LlmSpec, Options};
 use crate::sweep::case::default_dtype;
-use crate::sweep::crossover::{Cause, Cell, Links, Question, Winner, crossover};
+use crate::sweep::crossover::{Cell, Difference, Links, Question, Winner, crossover};
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -160,7 +160,7 @@ fn turns<'a>(cells: impl Iterator<Item = &'a Cell>) -> String {
 
 /// How often each way wins for each cause, with the clearest of its points.
 fn causes(cells: &[Cell]) -> String {
-    let mut groups: BTreeMap<(Winner, Cause), Vec<&Cell>> = BTreeMap::new();
+    let mut groups: BTreeMap<(Winner, Difference), Vec<&Cell>> = BTreeMap::new();
     let won = cells.iter().filter(|c| [Winner::Ulysses, Winner::Ring].contains(&c.winner));
     won.for_each(|cell| groups.entry((cell.winner, cell.cause)).or_default().push(cell));
     let mut groups: Vec<Vec<&Cell>> = groups.into_values().collect();

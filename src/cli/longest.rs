@@ -74,14 +74,14 @@ pub struct Flags {
 
 impl Flags {
     fn question(&self) -> Result<Question> {
-        let model = self.mtp.trained(&self.model.model)?;
+        let model = self.mtp.trained(&self.model.name)?;
         let (cluster, gpu) = self.platform.specs()?;
         let measures = match self.options.is_empty() {
             true => Question::default_measures(&model, cluster.host.is_some()),
             false => self.options.clone(),
         };
         Ok(Question {
-            title: self.title.title.clone(),
+            title: self.title.text.clone(),
             cluster: self.platform.cluster.clone(),
             stack: self.platform.stack.on(&gpu).into(),
             dtype: self.precision.on(&gpu),
@@ -89,7 +89,7 @@ impl Flags {
             recompute: self.recompute,
             no_mtp: self.mtp.no_mtp,
             ways: self.ways(&model, &cluster, &gpu)?,
-            model: self.model.model.clone(),
+            model: self.model.name.clone(),
             measures,
         })
     }
@@ -162,7 +162,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let question = flags.question()?;
     let started = Instant::now();
     let bar = bar(0, "{pos}/{len} ways, {eta} left");
-    let (found, mut files) = longest(&question, &flags.out, flags.fresh.fresh, &|there, all| {
+    let (found, mut files) = longest(&question, &flags.out, flags.fresh.asked, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);
     })?;

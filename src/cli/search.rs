@@ -1,22 +1,20 @@
 //! `foretrain search`: which parallelism is fastest.
 
 use super::flags::value::{count, degree, dispatch, options, recompute};
-use super::flags::{
-    BatchSize, Fresh, Model, Mtp, Output, Packing, Platform, Precision, gpus_of_a_study, of_experts, packed,
-};
+use super::flags::{BatchSize, Fresh, Model, Mtp, Output, Packing, Platform, Precision, of_experts};
 use super::interrupt::Interrupt;
 use super::progress::bar;
 use super::{Answer, list_of, software};
 use crate::error::{Cause, Error, Result};
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
+use crate::report::human::{self, Table, bytes, packed, percent, seconds, tokens};
 use crate::report::record;
 use crate::spec::{Dispatch, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::search::{
     CEILING, Counts, Found, Nearest, Numerics, Progress, Question, Space, Stop, Value, ends, search,
 };
-use crate::sweep::{Case, Point};
+use crate::sweep::{Case, Point, usual_gpus};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -124,18 +122,18 @@ impl Flags {
 
     fn question(&self) -> Result<Question> {
         let (cluster, gpu) = self.platform.specs()?;
-        let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
+        let gpus = self.gpus.unwrap_or_else(|| usual_gpus(&cluster, &gpu));
         if let Some((tokens, odd)) = self.odd_length() {
             let near = tokens.div_ceil(odd) * odd;
             let why = format!("{tokens} are no whole number of sequences of {odd}; e.g. {near} are");
             return Err(Error::spec("the command line", "--tokens-per-step", why));
         }
         let (stack, dtype) = (self.platform.stack.on(&gpu), self.precision.on(&gpu));
-        let model = LlmSpec::find(&self.model.model)?;
+        let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &[("--dispatch", !self.dispatch.is_empty()), ("--routing", self.routing.is_some())])?;
         let case = Case::new(model, &self.platform.cluster, stack, gpus, Some(dtype))?;
         let question = Question {
-            model: self.model.model.clone(),
+            model: self.model.name.clone(),
             cluster: self.platform.cluster.clone(),
             stack: stack.into(),
             gpus,
@@ -226,7 +224,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_position(done as u64);
     };
     let hears = (&progress as Progress, &(|| interrupt.asked()) as Stop);
-    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh.fresh, hears)?;
+    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh.asked, hears)?;
     bar.finish_and_clear();
     if found.iter().all(|found| found.counts.ways == 0) {
         return Err(nothing_comes_out_even(&question, &found));

@@ -2,19 +2,18 @@
 
 use super::flags::value::{capacity, count, degree, dispatch, options, recompute};
 use super::flags::{
-    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, gpus_of_a_study,
-    of_experts, packed,
+    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, of_experts,
 };
 use super::progress::bar;
 use super::{Answer, list_of, software};
 use crate::error::{Cause, Result};
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{self, counted, seconds, tokens};
+use crate::report::human::{self, counted, packed, seconds, tokens};
 use crate::report::record;
 use crate::spec::{Capacity, Dispatch, LlmSpec, Options, Recompute};
 use crate::sweep::grid::cross;
-use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
+use crate::sweep::{Also, Batch, Grid, Study, summary, sweep, usual_gpus};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -30,7 +29,7 @@ pub struct Flags {
     #[command(flatten)]
     platform: Platform,
     /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     #[command(flatten)]
     lengths: Lengths,
@@ -107,13 +106,13 @@ impl Flags {
             ("--dispatch-dtype", !self.dispatch_dtype.is_empty()),
             ("--routing", self.routing.is_some()),
         ];
-        let model = LlmSpec::find(&self.model.model)?;
+        let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &said)?;
         let (cluster, gpu) = self.platform.specs()?;
-        let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
+        let gpus = self.gpus.unwrap_or_else(|| usual_gpus(&cluster, &gpu));
         Ok(Grid {
-            title: self.title.title.clone(),
-            model: self.model.model.clone(),
+            title: self.title.text.clone(),
+            model: self.model.name.clone(),
             cluster: self.platform.cluster.clone(),
             stack: self.platform.stack.on(&gpu).into(),
             gpus,
@@ -209,7 +208,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let grid = flags.grid()?;
     let started = Instant::now();
     let bar = bar(0, "{pos}/{len} rows, {eta} left");
-    let study = sweep(&grid, &flags.out, flags.fresh.fresh, &|there, all| {
+    let study = sweep(&grid, &flags.out, flags.fresh.asked, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);
     })?;

@@ -1,7 +1,6 @@
 //! Why a configuration cannot run: a cause, for code, and a sentence, for people.
 //!
-//! Messages, CSV and JSON have both in one text: `memory: needs 90 GiB of 80 GiB`. Causes are read out of it in this file alone;
-//! `published` asks for words of a sentence besides, where one cause has several remedies.
+//! Messages, CSV and JSON have both in one text: `memory: needs 90 GiB of 80 GiB`. Causes are read out of it in this file alone.
 
 use super::Error;
 use serde::{Deserialize, Serialize};
@@ -127,11 +126,15 @@ impl Cause {
 pub struct Reason {
     pub cause: Cause,
     pub said: String,
+    /// The word of `--options` that is at fault, where whoever refuses has said so, as by [`Error::option`]. The text has it in
+    /// its sentence alone: a reason that was read has none.
+    #[serde(skip)]
+    pub word: Option<&'static str>,
 }
 
 impl Reason {
     pub fn new(cause: Cause, said: impl ToString) -> Reason {
-        Reason { cause, said: said.to_string() }
+        Reason { cause, said: said.to_string(), word: None }
     }
 
     /// The same with something more to say.

@@ -15,7 +15,7 @@ pub mod play;
 pub mod study;
 
 use crate::error::{Error, Result};
-use crate::spec::FleetSpec;
+use crate::spec::{FleetSpec, InterruptionKind};
 use crate::units::Seconds;
 use checkpoint::Checkpoint;
 use serde::Serialize;
@@ -52,7 +52,7 @@ impl Run {
         if nodes == 0 {
             return Err(Error::spec("--gpus", "gpus", "0 GPUs train nothing; give at least 1"));
         }
-        let per_s = |counts: &dyn Fn(&crate::spec::Cause) -> bool| {
+        let per_s = |counts: &dyn Fn(&InterruptionKind) -> bool| {
             let count: f64 = fleet.causes.iter().filter(|c| counts(c)).map(|c| c.count).sum();
             count / fleet.node_days.value * f64::from(nodes) / DAY
         };

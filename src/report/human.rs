@@ -1,5 +1,6 @@
 //! Numbers and tables for people.
 
+use crate::spec::Documents;
 use std::fmt::Write;
 
 /// A line for each note, and an empty one behind them; nothing where there are none.
@@ -68,6 +69,15 @@ pub fn counted(n: impl Into<u64>, what: &str) -> String {
 
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
+}
+
+/// What a heading says of documents that sequences are packed with.
+pub fn packed(documents: &Documents) -> String {
+    match documents.lengths()[..] {
+        [] => String::new(),
+        [one] => format!(", documents of {} tokens", tokens(one)),
+        ref all => format!(", {} documents of {} tokens in all until it is full", all.len(), tokens(all.iter().sum())),
+    }
 }
 
 /// A model with all its weights and those of them that a token meets, if these are known: `llama-3-70b (70.6 B weights)`, of a

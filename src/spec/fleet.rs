@@ -12,7 +12,7 @@ pub struct FleetSpec {
     pub gpus_per_node: u32,
     /// Nodes times days over which the causes were counted.
     pub node_days: Sourced<f64>,
-    pub causes: Vec<Cause>,
+    pub causes: Vec<InterruptionKind>,
     /// From a failure until it is known which machine or program has failed.
     pub detect: Sourced<Seconds>,
     /// From then until processes and communicators stand again, before anything is loaded.
@@ -24,7 +24,7 @@ pub struct FleetSpec {
 /// Interruptions of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cause {
+pub struct InterruptionKind {
     pub cause: String,
     /// How many there were in the fleet's `node_days`.
     pub count: f64,

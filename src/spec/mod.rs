@@ -33,7 +33,7 @@ pub use cluster::{
 };
 pub use depth::Depth;
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
-pub use fleet::{Cause, FleetSpec};
+pub use fleet::{FleetSpec, InterruptionKind};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCurve};
 pub use huggingface::COMPUTED;
 pub use hybrid::{MambaSpec, Mixer};

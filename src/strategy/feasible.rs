@@ -8,10 +8,10 @@ mod words;
 
 pub use experts::{chosen_by_layer, route};
 pub use stages::layers_of_stages;
-pub use words::that_apply;
+pub use words::{IN_A_V, that_apply};
 
 use super::lengths::lcm;
-use crate::error::{Cause, Result};
+use crate::error::{Cause, Error, Result};
 use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
 use sizes::{batch, documents, heads, sequence, tensor};
@@ -63,8 +63,8 @@ fn blocks(model: &LlmSpec) -> Result<()> {
 /// Refuses options that multi-head latent attention does not go with.
 fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let Some(mla) = model.mla else {
-        let why = "recompute-mla-up needs latent attention, which the model has not; leave it out";
-        return if par.options.recompute_mla_up { Err(Cause::Options.infeasible(why)) } else { Ok(()) };
+        let why = "needs latent attention, which the model has not; leave it out";
+        return if par.options.recompute_mla_up { Err(Error::option("recompute-mla-up", why)) } else { Ok(()) };
     };
     if mla.rope_dim % 2 == 1 {
         let why = format!("qk_rope_head_dim {} is odd, but rotary embedding turns pairs", mla.rope_dim);

@@ -1,13 +1,21 @@
 //! What sweeps and searches are asked alike: the model and its machine, and lists of values.
 
 use super::Case;
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
-use crate::spec::{Documents, Dtype, LlmSpec};
+use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec};
 
 /// The model that is trained, which may be without its modules of multi-token prediction.
 pub fn trained(model: &str, no_mtp: bool) -> Result<LlmSpec> {
     let model = LlmSpec::find(model)?;
     if no_mtp { model.without_mtp() } else { Ok(model) }
+}
+
+/// GPUs of a cluster where nothing is said of them: a few nodes, or what its only node has.
+pub fn usual_gpus(cluster: &ClusterSpec, gpu: &GpuSpec) -> u32 {
+    let usual = if gpu.architecture == Architecture::Cpu { 8 } else { 64 };
+    let most = if cluster.scale_out.is_none() { usual.min(cluster.gpus_per_node) } else { usual };
+    (1..=most).rev().find(|&gpus| Cluster::new(cluster, gpu, gpus).is_ok()).unwrap_or(most)
 }
 
 /// Sequences of a step where nothing is said of them: a microbatch on each replica.

@@ -6,14 +6,13 @@ use super::{Case, Point};
 use crate::error::{Cause, Error, Reason, Result};
 use crate::report::Row;
 use crate::spec::{Documents, Dtype, LlmSpec, Options, Parallelism, Recompute};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Lists are crossed with each other; `ways` are pairs [ulysses, ring], and dp is what is left of the GPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Grid {
     /// Above the picture.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     pub model: String,
     pub cluster: String,
@@ -32,22 +31,21 @@ pub struct Grid {
     pub recompute: Vec<Recompute>,
     pub options: Vec<Options>,
     /// How tokens choose experts, in the words of `--routing`; none: evenly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub routing: Option<String>,
     /// Packed into every sequence, again and again until it is full. None: a sequence is one document.
-    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    #[serde(skip_serializing_if = "Documents::is_empty")]
     pub documents: Documents,
     /// Trained without the model's modules of multi-token prediction.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_mtp: bool,
     /// Ways beside those of the lists.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Also>,
 }
 
 /// A way with degrees and options of its own; crossed with `seq_len`, `batch`, `micro_batch`, `vp`, `ep`, `zero` and `recompute`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Also {
     pub ulysses: u32,
     pub ring: u32,
@@ -57,8 +55,8 @@ pub struct Also {
 }
 
 /// How many sequences a step has.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Batch {
     /// As many as make so many tokens.
     TokensPerStep(u64),

@@ -66,7 +66,7 @@ fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {
     assert!(of_library.is_some_and(|line| line.ends_with(" 8.1 GiB")), "{text}");
     let (code, _, err) = said(dir.path(), &format!("{line} 32K"));
     assert!(code == 2 && err.contains("plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved)"), "{err}");
-    let many = "infeasible: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2";
+    let many = "infeasible: dispatch: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2";
     let wide = "--model deepseek-v3 --cluster dgx-h200 --gpus 2048 --ep 256 --pp 2 --seq-len 4096 --global-batch 4096 \
                 --dispatch deepep-v1-normal --recompute full --options uneven";
     for line in ["dispatch --ep 256", &format!("estimate {wide}")] {

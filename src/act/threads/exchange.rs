@@ -51,7 +51,7 @@ impl Exchange {
         };
         if !plan.route_of(*route, rank).is_listed() {
             let why = "its route is balanced, which says how many rows go and not which; give --routing uniform";
-            return Err(Cause::Other.infeasible(format!("{}: {why}", path())));
+            return Err(Cause::Routing.infeasible(format!("{}: {why}", path())));
         }
         let number = plan.route_number(*route, rank);
         let rounds = shared

@@ -1,10 +1,9 @@
 //! Flags beside a plan: none may contradict it.
 
 use super::Config;
-use crate::cli::flags::listed;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan};
-use crate::spec::LlmSpec;
+use crate::spec::{Documents, LlmSpec};
 use std::path::Path;
 
 impl Config {
@@ -61,4 +60,10 @@ impl Config {
             _ => Ok(()),
         }
     }
+}
+
+/// Documents as the flag has them.
+fn listed(documents: &Documents) -> String {
+    let lengths = documents.lengths();
+    if lengths.is_empty() { "none".into() } else { lengths.iter().map(u64::to_string).collect::<Vec<_>>().join(",") }
 }

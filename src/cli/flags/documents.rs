@@ -1,7 +1,6 @@
 //! Documents that sequences are packed with.
 
 use super::value::count;
-use crate::report::human::tokens;
 use crate::spec::Documents;
 use clap::Args;
 
@@ -32,18 +31,3 @@ pub fn documents(text: &str) -> std::result::Result<Documents, String> {
 
 /// More are not said to be alike.
 const MOST_DOCUMENTS: usize = 1 << 20;
-
-/// What a heading says of them.
-pub fn packed(documents: &Documents) -> String {
-    match documents.lengths()[..] {
-        [] => String::new(),
-        [one] => format!(", documents of {} tokens", tokens(one)),
-        ref all => format!(", {} documents of {} tokens in all until it is full", all.len(), tokens(all.iter().sum())),
-    }
-}
-
-/// As flags have them.
-pub fn listed(documents: &Documents) -> String {
-    let lengths = documents.lengths();
-    if lengths.is_empty() { "none".into() } else { lengths.iter().map(u64::to_string).collect::<Vec<_>>().join(",") }
-}

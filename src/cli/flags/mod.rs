@@ -17,7 +17,7 @@ mod study;
 pub mod value;
 
 pub use batch::BatchSize;
-pub use documents::{Packing, documents, listed, packed};
+pub use documents::{Packing, documents};
 pub use experts::{Experts, of_experts};
 pub use implementation::Implementation;
 pub use lengths::Lengths;
@@ -27,4 +27,4 @@ pub use plan::PlanFile;
 pub use platform::{Platform, Stack};
 pub use precision::Precision;
 pub use seed::Seed;
-pub use study::{Fresh, Title, gpus_of_a_study};
+pub use study::{Fresh, Title};

@@ -9,8 +9,8 @@ use clap::Args;
 #[derive(Args)]
 pub struct Model {
     /// A shipped model, or the path of a Hugging Face config.json
-    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
-    pub model: String,
+    #[arg(long = "model", value_name = "NAME", default_value = "llama-3-8b")]
+    pub name: String,
 }
 
 /// Multi-token prediction.

@@ -5,6 +5,6 @@ use clap::Args;
 #[derive(Args)]
 pub struct Seed {
     /// For what is random
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    #[arg(long = "seed", value_name = "N", default_value_t = 0)]
+    pub number: u64,
 }

@@ -3,13 +3,13 @@
 use super::Flags;
 use super::step::Step;
 use super::told::MOST_SPARES;
-use crate::error::{self, Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::goodput::Run;
 use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, pulled};
 use crate::report::human::{decimal, seconds};
-use crate::spec::{Cause, FleetSpec, StorageSpec};
+use crate::spec::{FleetSpec, InterruptionKind, StorageSpec};
 use serde::Serialize;
 
 /// What `--json` prints.
@@ -65,7 +65,7 @@ impl Found {
         run: Run,
         (fleet, storage): (&FleetSpec, &StorageSpec),
     ) -> Result<Found> {
-        let played = play(&run, work_s, flags.runs as usize, flags.seed.seed);
+        let played = play(&run, work_s, flags.runs as usize, flags.seed.number);
         if played.hopeless {
             return Err(hopeless(&run));
         }
@@ -152,7 +152,7 @@ fn interruptions(fleet: &FleetSpec, run: &Run, played: &Played) -> Vec<Interrupt
         let s = if planned { played.spent.up(run) } else { played.spent.wall() };
         f64::from(run.nodes) * s / 86_400.0
     };
-    let each = |c: &Cause| Interruptions {
+    let each = |c: &InterruptionKind| Interruptions {
         cause: c.cause.clone(),
         count: c.count / fleet.node_days.value * node_days(c.planned),
     };
@@ -172,7 +172,7 @@ fn more_spares(run: &Run, played: &Played, work: f64, flags: &Flags) -> Vec<Spar
     let Some(now) = run.spares.filter(|_| waits) else { return vec![] };
     let with = |spares: u32| {
         let run = Run { spares: Some(spares), ..run.clone() };
-        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed.seed).ettr }
+        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed.number).ettr }
     };
     let enough = run.spares_for(0.99);
     std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
@@ -194,7 +194,7 @@ fn assumed(fleet: &FleetSpec, storage: &StorageSpec) -> Vec<String> {
 /// Why a run does not end.
 fn hopeless(run: &Run) -> Error {
     let short = run.spares.is_some_and(|spares| f64::from(spares) < run.in_repair());
-    error::Cause::Other.infeasible(if short {
+    Cause::Other.infeasible(if short {
         let enough = run.spares_for(0.99);
         let remedy = match enough <= MOST_SPARES {
             true => format!("give --spares {enough}"),

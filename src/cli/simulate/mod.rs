@@ -227,7 +227,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let files = [&flags.slack, &flags.timeline, &flags.chakra];
     let spans = flags.trace.path().is_some() || files.iter().any(|file| file.is_some());
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
-    let (seed, watchdog_ps) = (flags.seed.seed, picoseconds(Seconds::new(watchdog)));
+    let (seed, watchdog_ps) = (flags.seed.number, picoseconds(Seconds::new(watchdog)));
     let effort = Effort { spans, why: true, blocks, apart, seed, watchdog: watchdog_ps, ..Effort::SUMS };
     flags.wrong.check_file(&plan, chosen.case.machine(), effort)?;
     let times = flags.times()?;
@@ -297,7 +297,8 @@ fn over(
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
-    let effort = Effort { seed: flags.seed.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
+    let effort =
+        Effort { seed: flags.seed.number, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
     let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, effort)).transpose()?;
     let blocks = match effort.blocks {
         true => flags.times()?.beside(BlockTimes::predicted(plan, chosen.case.machine())?),

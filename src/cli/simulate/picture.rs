@@ -1,12 +1,11 @@
 //! The picture of a simulated step, with all of what was asked for above it.
 
 use super::super::chosen::Chosen;
-use super::super::flags::packed;
 use crate::error::{Error, Result};
 use crate::plan::{Axis, Group, Lane, Plan};
 use crate::plot::step_timeline::{Critical, Words, step_timeline};
 use crate::report::Row;
-use crate::report::human::{counted, seconds};
+use crate::report::human::{counted, packed, seconds};
 use crate::sim::why::Stretch;
 use crate::sim::{Fault, Simulated};
 use std::path::{Path, PathBuf};

@@ -61,13 +61,12 @@ fn hybrid_ep(route: &Route, hidden: u64) -> Buffers {
 /// DeepEP's normal kernels: csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
 fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
     if sms == 0 || sms % 2 == 1 {
-        return Err(
-            Cause::Other.infeasible(format!("DeepEP V1 pairs SMs that send and receive; {sms} is odd or none, use 20"))
-        );
+        return Err(Cause::Dispatch
+            .infeasible(format!("DeepEP V1 pairs SMs that send and receive; {sms} is odd or none, use 20")));
     }
     let Some((_, config)) = CONFIGS.iter().find(|(most, _)| route.ranks <= *most) else {
         let why = format!("DeepEP V1 has queues for up to 160 ranks, not {}; use deepep-v2", route.ranks);
-        return Err(Cause::Other.infeasible(why));
+        return Err(Cause::Dispatch.infeasible(why));
     };
     let [_, links_queue, _, network_queue] = *config;
     let (channels, node, nodes) = (u64::from(sms) / 2, u64::from(route.node), u64::from(route.nodes()));
@@ -85,7 +84,7 @@ fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
     if all.links.max(all.network) > i32::MAX as u64 {
         let why =
             format!("DeepEP V1 counts buffers in 31 bits; {} B is more, use fewer SMs", all.links.max(all.network));
-        return Err(Cause::Other.infeasible(why));
+        return Err(Cause::Dispatch.infeasible(why));
     }
     Ok(all)
 }
@@ -93,7 +92,7 @@ fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
 /// DeepEP's low latency: csrc/config.hpp, `LowLatencyLayout`: two of everything, room for all tokens of all sources in
 /// every slot.
 fn low_latency(route: &Route, hidden: u64, slots: u32) -> Result<Buffers> {
-    let refuse = |why: String| Err(Cause::Other.infeasible(format!("DeepEP low latency: {why}")));
+    let refuse = |why: String| Err(Cause::Dispatch.infeasible(format!("DeepEP low latency: {why}")));
     if !hidden.is_multiple_of(256) || hidden > 8192 {
         return refuse(format!("hidden {hidden} is no multiple of 256 up to 8192; use deepep-v1-normal"));
     }
@@ -124,7 +123,7 @@ const MOST_CHANNELS: u64 = 1280;
 /// share the larger of their two buffers.
 fn v2(route: &Route, hidden: u64, row_bytes: u64, hybrid: bool) -> Result<Buffers> {
     if route.topk > 32 {
-        return Err(Cause::Other.infeasible(format!("DeepEP V2: {} choices a token, at most 32", route.topk)));
+        return Err(Cause::Dispatch.infeasible(format!("DeepEP V2: {} choices a token, at most 32", route.topk)));
     }
     let (tokens, choices) = (route.most_tokens(), u64::from(route.topk));
     let (nodes, node) = match hybrid {

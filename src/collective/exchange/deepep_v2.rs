@@ -45,7 +45,7 @@ fn raw_sms(spec: &ExchangeSpec, route: &Route, architecture: Architecture) -> Re
     let Some(links) = rule.links.get(&name) else {
         let known: Vec<_> = rule.links.keys().cloned().collect();
         let why = format!("DeepEP V2 has no rule of SMs for {name}; it knows {}", known.join(", "));
-        return Err(Cause::Other.infeasible(why));
+        return Err(Cause::Dispatch.infeasible(why));
     };
     if route.ranks == 1 {
         // Nothing travels.

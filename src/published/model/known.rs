@@ -121,7 +121,6 @@ mod tests {
             let digits: String = name.chars().rev().skip(1).take_while(number).collect();
             let said: f64 = match name {
                 "gpt3" => 175.0,
-                "mistralnemo" => 12.0,
                 _ => digits.chars().rev().collect::<String>().parse().unwrap(),
             };
             let wide = known.head_dim.unwrap_or(known.hidden / known.heads);

@@ -1,7 +1,7 @@
 //! Checks of mixtures: how experts are spread over ranks, what carries their rows, and what neither goes with.
 
 use super::list;
-use crate::error::{Cause, Result};
+use crate::error::{Cause, Error, Reason, Result};
 use crate::plan::Route;
 use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, MoeSpec, Parallelism, Recompute, Workload};
 use crate::strategy::expert;
@@ -74,15 +74,16 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
             o.overlap_exchange && par.recompute == Recompute::Full,
             "overlap-exchange where layers are computed again, their exchanges within the backward pass; use recompute none",
         ),
-        (
-            o.overlap_exchange && o.recompute_moe,
-            "overlap-exchange where experts are computed again, their exchanges within the backward pass; leave recompute-moe out",
-        ),
     ];
-    match refused.iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(Cause::Experts.infeasible(format!("not together with {what}"))),
-        None => Ok(()),
+    if let Some((_, what)) = refused.iter().find(|(has, _)| *has) {
+        return Err(Cause::Experts.infeasible(format!("not together with {what}")));
     }
+    if o.overlap_exchange && o.recompute_moe {
+        let why = "not together with overlap-exchange where experts are computed again, their exchanges within the backward \
+                   pass; leave recompute-moe out";
+        return Err(Error::Infeasible(Reason { word: Some("recompute-moe"), ..Reason::new(Cause::Experts, why) }));
+    }
+    Ok(())
 }
 
 /// Refuses options about experts for a model without them.

@@ -138,11 +138,11 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
     let (m, pp) = (work.global_batch / (u64::from(par.dp) * work.micro_batch), u64::from(par.pp));
     if par.options.overlap_exchange && m < 2 {
         let why = format!(
-            "overlap-exchange puts the rows of one microbatch beside the compute of another, and there is {m}; \
-             use global_batch {} or leave it out",
+            "puts the rows of one microbatch beside the compute of another, and there is {m}; use global_batch {} or \
+             leave it out",
             2 * u64::from(par.dp) * work.micro_batch
         );
-        return Err(Cause::Options.infeasible(why));
+        return Err(Error::option("overlap-exchange", why));
     }
     if par.options.fold != Fold::None {
         return folded(model, par, m, u64::from(par.dp) * work.micro_batch);
@@ -162,24 +162,24 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
 /// >= num_ranks * 2`).
 fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -> Result<()> {
     let (least, fold) = (2 * u64::from(par.pp), par.options.fold);
-    let why = if fold == Fold::DualPipe && microbatches < least {
-        format!(
-            "dualpipe-v needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use \
-             global_batch {} or leave it out",
-            least * at_once
-        )
-    } else if layers_of_stages(model, par)?.contains(&0) {
-        let word = match fold {
-            Fold::DualPipe => "dualpipe-v",
-            Fold::Half => "v-half",
-            Fold::Min => "v-min",
-            _ => "zb-v",
-        };
-        format!("{word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs")
-    } else {
-        return Ok(());
+    let word = match fold {
+        Fold::DualPipe => "dualpipe-v",
+        Fold::Half => "v-half",
+        Fold::Min => "v-min",
+        _ => "zb-v",
     };
-    Err(Cause::Options.infeasible(why))
+    if fold == Fold::DualPipe && microbatches < least {
+        let why = format!(
+            "needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use global_batch {} or leave it out",
+            least * at_once
+        );
+        return Err(Error::option(word, why));
+    }
+    if layers_of_stages(model, par)?.contains(&0) {
+        let why = "needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs";
+        return Err(Error::option(word, why));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

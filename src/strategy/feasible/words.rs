@@ -1,7 +1,7 @@
 //! Checks of options that say nothing where they stand, or contradict each other.
 
 use super::list;
-use crate::error::{Cause, Result};
+use crate::error::{Cause, Error, Result};
 use crate::spec::{
     Dtype, Fold, KvPath, LlmSpec, Mixer, Options, Parallelism, Positions, Recompute, RingBackward, RingLayout,
     RingMerge, Workload,
@@ -66,7 +66,7 @@ pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         _ if halves && o.shadow > 0 => "shadow, whose weights would come twice; leave one out".into(),
         _ => return Ok(()),
     };
-    Err(Cause::Options.infeasible(format!("recompute-moe does not go with {why}")))
+    Err(Error::option("recompute-moe", format!("does not go with {why}")))
 }
 
 /// The reason why layers cannot go through the sequence chunk by chunk; `None` if they can.
@@ -92,6 +92,9 @@ fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String>
         format!("cuts the sequence in {unit} parts, chunks x ulysses; use a multiple, e.g. seq_len {near}")
     })
 }
+
+/// Any of the words for a pipeline whose stages go back through a row of chunks.
+pub const IN_A_V: &str = "a pipeline in a V (zb-v, v-half, v-min)";
 
 /// What an option needs: the option, whether it is given, whether its need is met, and what that is.
 type Need = (&'static str, bool, bool, &'static str);
@@ -270,13 +273,13 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
         ),
         ("dualpipe-v", dualpipe, !o.zb_h1 && !o.no_overlap_p2p, "no zb-h1 or no-overlap-p2p"),
         (
-            "a pipeline in a V (zb-v, v-half, v-min)",
+            IN_A_V,
             o.fold.halves(),
             par.pp > 1 && par.vp == 2 && par.zero < 2,
             "pp above 1, vp 2 for the two chunks of a stage, and zero 0 or 1",
         ),
         (
-            "a pipeline in a V (zb-v, v-half, v-min)",
+            IN_A_V,
             o.fold.halves(),
             !o.zb_h1 && !o.no_overlap_p2p && !o.overlap_exchange,
             "no zb-h1, no-overlap-p2p or overlap-exchange",
@@ -332,8 +335,8 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
             let two = Parallelism { vp: 2, ..*par };
             let chunks = o.fold != Fold::None && par.pp > 1 && needs(&two).all(|(_, said, fits, _)| !said || fits);
             let remedy = if chunks { "use vp 2" } else { "leave it out" };
-            let why = format!("{word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; {remedy}");
-            Err(Cause::Options.infeasible(why))
+            let why = format!("needs {what}, which ring {ring} x ulysses {up} with {o} does not have; {remedy}");
+            Err(Error::option(word, why))
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, Origin, ScaleUp, Sourced};
 use crate::units::BytesPerSec;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -102,12 +102,6 @@ impl FromStr for Links {
 impl Serialize for Links {
     fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
         s.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Links {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Links, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -6,12 +6,12 @@ mod store;
 pub mod verdict;
 
 pub use links::Links;
-pub use verdict::{Cause, Winner};
+pub use verdict::{Difference, Winner};
 
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::error::{self, Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::plan::Plan;
 use crate::plan::kernel::is_attention;
 use crate::plan::link::AtomTable;
@@ -24,13 +24,12 @@ use crate::strategy::feasible::that_apply;
 use crate::strategy::{Engines, attention_pass, guard};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// What is asked: the contents of study.json. Lists are crossed with each other.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Question {
     /// Heads and head dim are this model's.
     pub model: String,
@@ -40,10 +39,10 @@ pub struct Question {
     pub heads: u64,
     pub head_dim: u64,
     /// Keys that a token sees in layers that have a window; none: no layer has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
     /// Layers that have it, and that have not: a time is the mean of theirs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub near_and_far: Option<[u64; 2]>,
     pub kv_heads: Vec<u64>,
     pub links: Vec<Links>,
@@ -86,7 +85,7 @@ pub struct Cell {
     pub seq_len: u64,
     pub ranks: u32,
     pub winner: Winner,
-    pub cause: Cause,
+    pub cause: Difference,
     /// Above 1 the ring is faster.
     pub ulysses_over_ring: Option<f64>,
     pub reason: String,
@@ -214,7 +213,7 @@ impl Question {
             let place = Place { links: Links::AsTheyStand, kv_heads, seq_len, ranks };
             let [_, ring] = both(ranks);
             match guard::attention(&self.spec(&place, Mask::new(true)), &ring) {
-                Err(Error::Infeasible(why)) if why.cause == error::Cause::Size => {
+                Err(Error::Infeasible(why)) if why.cause == Cause::Size => {
                     return Err(Error::Infeasible(why).and("leave such --ranks out"));
                 }
                 _ => {}
@@ -338,7 +337,7 @@ impl<'a> Rig<'a> {
             return Ok(());
         }
         let [needed, capacity] = [needed, capacity].map(human::bytes);
-        Err(error::Cause::Memory.infeasible(format!("this one attention needs {needed} of {capacity}; use more ranks")))
+        Err(Cause::Memory.infeasible(format!("this one attention needs {needed} of {capacity}; use more ranks")))
     }
 }
 
@@ -470,7 +469,7 @@ mod tests {
         let blackwell =
             Question { cluster: "dgx-b200".into(), stack: "nccl-cudnn".into(), ranks: vec![2, 4, 8], ..long };
         for cell in crossover(&blackwell, tempfile::tempdir().unwrap().path()).unwrap().cells {
-            assert_eq!((cell.winner, cell.cause), (Winner::Ring, Cause::Attention));
+            assert_eq!((cell.winner, cell.cause), (Winner::Ring, Difference::Attention));
             assert!(cell.reason.contains("as they would with all heads"), "{}", cell.reason);
             let place = Place { links: cell.links, kv_heads: 8, seq_len: 1 << 20, ranks: cell.ranks };
             let all = Rig::new(&blackwell).unwrap().with_all_heads(&place).unwrap();

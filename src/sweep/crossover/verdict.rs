@@ -5,12 +5,12 @@
 
 use super::Side;
 use crate::report::human::{decimal, percent, seconds};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Ways nearer to each other than this are called even: constants are not known any better.
 pub const EVEN: f64 = 0.02;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Winner {
     Ulysses,
@@ -21,9 +21,9 @@ pub enum Winner {
 }
 
 /// What the difference comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum Difference {
     /// Communication that no kernel hides.
     Waits,
     /// The attention kernels themselves: shapes that fill a GPU better or worse.
@@ -53,24 +53,26 @@ impl Winner {
     }
 }
 
-/// The winner, the cause, and both in a sentence. `all_heads`: what the attention kernels of Ulysses would take at the rate of
-/// one that has all heads, s, if that is known.
-pub fn verdict(ulysses: &Side, ring: &Side, all_heads: impl FnOnce() -> Option<f64>) -> (Winner, Cause, String) {
+/// The winner, what makes the difference, and both in a sentence. `all_heads`: what the attention kernels of Ulysses would
+/// take at the rate of one that has all heads, s, if that is known.
+pub fn verdict(ulysses: &Side, ring: &Side, all_heads: impl FnOnce() -> Option<f64>) -> (Winner, Difference, String) {
     match (ulysses.time_s, ring.time_s) {
         (None, None) => {
-            (Winner::None, Cause::Impossible, format!("neither runs: {}; {}", ulysses.why_not, ring.why_not))
+            (Winner::None, Difference::Impossible, format!("neither runs: {}; {}", ulysses.why_not, ring.why_not))
         }
-        (Some(_), None) => (Winner::Ulysses, Cause::Impossible, format!("only Ulysses runs: {}", ring.why_not)),
-        (None, Some(_)) => (Winner::Ring, Cause::Impossible, format!("only the ring runs: {}", ulysses.why_not)),
-        (Some(u), Some(r)) if (u / r - 1.0).abs() < EVEN => (Winner::Even, Cause::Even, even(ulysses, ring)),
+        (Some(_), None) => (Winner::Ulysses, Difference::Impossible, format!("only Ulysses runs: {}", ring.why_not)),
+        (None, Some(_)) => (Winner::Ring, Difference::Impossible, format!("only the ring runs: {}", ulysses.why_not)),
+        (Some(u), Some(r)) if (u / r - 1.0).abs() < EVEN => (Winner::Even, Difference::Even, even(ulysses, ring)),
         (Some(u), Some(r)) => {
             let (winner, fast, slow) = match u < r {
                 true => (Winner::Ulysses, ulysses, ring),
                 false => (Winner::Ring, ring, ulysses),
             };
-            let cause = cause(fast, slow);
+            let cause = difference(fast, slow);
             let sentence = match (winner, cause) {
-                (Winner::Ring, Cause::Attention) => format!("ring wins: {}", slower_kernels(fast, slow, all_heads())),
+                (Winner::Ring, Difference::Attention) => {
+                    format!("ring wins: {}", slower_kernels(fast, slow, all_heads()))
+                }
                 _ => sentence(winner, cause, fast, slow),
             };
             (winner, cause, sentence)
@@ -79,14 +81,14 @@ pub fn verdict(ulysses: &Side, ring: &Side, all_heads: impl FnOnce() -> Option<f
 }
 
 /// The part of the time that `slow` has most more of than `fast`.
-fn cause(fast: &Side, slow: &Side) -> Cause {
+fn difference(fast: &Side, slow: &Side) -> Difference {
     let parts = [
-        (Cause::Waits, slow.waits_s - fast.waits_s),
-        (Cause::Attention, slow.attention_s - fast.attention_s),
-        (Cause::Copies, slow.copies_s - fast.copies_s),
-        (Cause::StolenSms, slow.slowed_s - fast.slowed_s),
-        (Cause::Imbalance, slow.imbalance_s - fast.imbalance_s),
-        (Cause::Host, slow.host_s - fast.host_s),
+        (Difference::Waits, slow.waits_s - fast.waits_s),
+        (Difference::Attention, slow.attention_s - fast.attention_s),
+        (Difference::Copies, slow.copies_s - fast.copies_s),
+        (Difference::StolenSms, slow.slowed_s - fast.slowed_s),
+        (Difference::Imbalance, slow.imbalance_s - fast.imbalance_s),
+        (Difference::Host, slow.host_s - fast.host_s),
     ];
     parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are six").0
 }
@@ -96,45 +98,45 @@ fn even(ulysses: &Side, ring: &Side) -> String {
     format!("even: Ulysses waits for {} of its time, the ring for {}", share(ulysses), share(ring))
 }
 
-fn sentence(winner: Winner, cause: Cause, fast: &Side, slow: &Side) -> String {
+fn sentence(winner: Winner, cause: Difference, fast: &Side, slow: &Side) -> String {
     let ring_wins = winner == Winner::Ring;
     let other = if ring_wins { "Ulysses" } else { "the ring" };
     let why = match (cause, ring_wins) {
-        (Cause::Waits, true) => format!(
+        (Difference::Waits, true) => format!(
             "it sends {} and waits {}; Ulysses sends {}, hides nothing of it and waits {}",
             decimal(fast.sent_bytes, "B"),
             seconds(fast.waits_s),
             decimal(slow.sent_bytes, "B"),
             seconds(slow.waits_s)
         ),
-        (Cause::Waits, false) => format!(
+        (Difference::Waits, false) => format!(
             "the ring sends {} and its blocks are too short to hide it: it waits {}, Ulysses {} for {}",
             decimal(slow.sent_bytes, "B"),
             seconds(slow.waits_s),
             seconds(fast.waits_s),
             decimal(fast.sent_bytes, "B")
         ),
-        (Cause::Attention, _) => {
+        (Difference::Attention, _) => {
             format!("one attention over all tokens takes {}, the ring's blocks {}", of(fast), of(slow))
         }
-        (Cause::Copies, true) => {
+        (Difference::Copies, true) => {
             format!("Ulysses packs and unpacks for {}, the ring merges for {}", copies(slow), copies(fast))
         }
-        (Cause::Copies, false) => {
+        (Difference::Copies, false) => {
             format!("the ring merges partial results for {}, Ulysses packs for {}", copies(slow), copies(fast))
         }
-        (Cause::StolenSms, _) => format!(
+        (Difference::StolenSms, _) => format!(
             "transfers of {other} take SMs from its kernels and slow them by {}, here by {}",
             seconds(slow.slowed_s),
             seconds(fast.slowed_s)
         ),
-        (Cause::Imbalance, _) => format!("the ranks of {other} wait {} for each other", seconds(slow.imbalance_s)),
-        (Cause::Host, _) => format!(
+        (Difference::Imbalance, _) => format!("the ranks of {other} wait {} for each other", seconds(slow.imbalance_s)),
+        (Difference::Host, _) => format!(
             "{other} has so many short kernels that the CPU cannot issue them in time: {} of {}",
             seconds(slow.host_s),
             seconds(slow.time_s.unwrap_or(f64::NAN))
         ),
-        (Cause::Impossible | Cause::Even, _) => String::new(),
+        (Difference::Impossible | Difference::Even, _) => String::new(),
     };
     format!("{} wins: {why}", winner.name())
 }
@@ -185,10 +187,10 @@ mod tests {
             let (winner, cause, why) = verdict(u, r, || None);
             (winner, cause, why)
         };
-        assert_eq!(said(&quick, &waits).1, Cause::Waits);
+        assert_eq!(said(&quick, &waits).1, Difference::Waits);
         assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB"));
-        assert_eq!((said(&slow, &quick).0, said(&slow, &quick).1), (Winner::Ring, Cause::Attention));
-        assert_eq!(said(&quick, &side(1.0, 0.5, 0.1)).1, Cause::Copies);
+        assert_eq!((said(&slow, &quick).0, said(&slow, &quick).1), (Winner::Ring, Difference::Attention));
+        assert_eq!(said(&quick, &side(1.0, 0.5, 0.1)).1, Difference::Copies);
     }
 
     #[test]

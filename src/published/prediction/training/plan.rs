@@ -2,6 +2,7 @@
 
 use super::setup::Setup;
 use super::standin::stand_in;
+use crate::error::{self, Cause};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
@@ -95,12 +96,12 @@ impl Setup {
                     found.why.extend((!taken.is_empty()).then(|| format!("taken: {}", taken.join(", "))));
                     return Ok(Made { plan, split, needs, beside: None });
                 }
-                Err(refusal) => taken.push(stand_in(&refusal, &mut model, &mut split).ok_or(refusal)?),
+                Err(refusal) => taken.push(stand_in(&refusal, &mut model, &mut split).ok_or_else(|| said(refusal))?),
             }
         }
     }
 
-    pub fn build(&self, model: &LlmSpec, split: &Split) -> Result<Plan, String> {
+    pub fn build(&self, model: &LlmSpec, split: &Split) -> error::Result<Plan> {
         let work = Workload {
             seq_len: split.seq,
             global_batch: split.global_batch,
@@ -108,18 +109,18 @@ impl Setup {
             dtype: self.dtype,
             documents: Default::default(),
         };
-        guard::before(model, &work, &split.par).map_err(said)?;
+        guard::before(model, &work, &split.par)?;
         self.ends(model, split)?;
         let engines = Engines::of(&self.stack, &self.machine.cluster.spec);
         let node = self.machine.cluster.spec.gpus_per_node;
-        let route = self.routing.route(model, &work, &split.par, node).map_err(said)?;
-        let plan = build_routed(model, &work, &split.par, engines, route).map_err(said)?;
-        guard::length(&plan, MOST_OPS).map_err(said)?;
+        let route = self.routing.route(model, &work, &split.par, node)?;
+        let plan = build_routed(model, &work, &split.par, engines, route)?;
+        guard::length(&plan, MOST_OPS)?;
         Ok(if self.tuning.is_some() { plan.frozen() } else { plan })
     }
 
     /// Refuses a step that no machine comes to the end of.
-    fn ends(&self, model: &LlmSpec, split: &Split) -> Result<(), String> {
+    fn ends(&self, model: &LlmSpec, split: &Split) -> error::Result<()> {
         let cluster = &self.machine.cluster;
         let rate = cluster.gpu.peak.get("bf16").map_or(f64::INFINITY, |peak| peak.value.value());
         let flops = model.flops_per_token(split.seq) * (split.global_batch * split.seq) as f64;
@@ -129,9 +130,9 @@ impl Setup {
             return Ok(());
         }
         let (batch, seq, gpus) = (split.global_batch, split.seq, cluster.gpus());
-        Err(format!(
-            "size: {batch} sequences of {seq} tokens take {gpus} GPUs {least:.0} s at their peak; check for extra digits"
-        ))
+        Err(Cause::Size.infeasible(format!(
+            "{batch} sequences of {seq} tokens take {gpus} GPUs {least:.0} s at their peak; check for extra digits"
+        )))
     }
 
     /// Bytes that a plan may need.

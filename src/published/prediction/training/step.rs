@@ -21,7 +21,7 @@ impl Setup {
             bisect(grain(&split.par), |seq| match self.build(&self.model, &Split { seq, ..split.clone() }) {
                 Ok(plan) => Ok::<bool, String>(self.takes(&plan, None)? <= self.room() / SPARE),
                 Err(why) => {
-                    refused = Some(why);
+                    refused = Some(said(why));
                     Ok(false)
                 }
             })?;
