@@ -9,10 +9,11 @@
 //! what several sends have of a NIC: what all of them together leave is nobody's loss, and where they ask for more than there
 //! is, each is as much slower.
 //!
-//! Messages of one lane, as keys and values in one group, are no loss to each other: each has channels of its own, and
-//! together they get more of a link than one does. A later one is as much slower as if they filled what holds each of
-//! them up. Rings that send two are measured faster than those of twice as long a message would be (ring-flash-attention
-//! on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json).
+//! Messages of one lane inside a node, as keys and values in one group, are no loss to each other: each has channels of
+//! its own, and together they get more of a link than one does. A later one is as much slower as if they filled what
+//! holds each of them up. Rings that send two are measured faster than those of twice as long a message would be
+//! (ring-flash-attention on eight H800 and on eight RTX 4090, traces/published/blind_attention_2.json). Between nodes
+//! they take turns ([`in_turns`](crate::collective::LinkTime::in_turns)): each fills its part of what one would.
 
 /// What bytes fill that nothing but the port holds up.
 pub const FULL: u16 = 256;
@@ -55,10 +56,11 @@ impl Spell {
         Stream { lane: self.lane, fills: self.fills }
     }
 
-    /// What it counts as beside bytes of lane `own`: what it fills; of the same lane one, in the upper half of the number.
+    /// What it counts as beside bytes of lane `own`: what it fills; of the same lane one, in the upper half of the number,
+    /// where nothing but the port holds it up.
     #[inline]
     pub fn amount(&self, own: u16) -> i64 {
-        if self.lane == own { 1 << 32 } else { i64::from(self.fills) }
+        if self.lane == own && self.fills == FULL { 1 << 32 } else { i64::from(self.fills) }
     }
 }
 

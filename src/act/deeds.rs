@@ -239,7 +239,9 @@ impl Acts<'_> {
             places.find(|p| p.named == leg.buf).expect("a leg's buffer is an operand").bytes(self.plan)
         };
         let sizes: Vec<u64> = legs.iter().map(bytes).collect();
-        let hops: Vec<Rc<[Hop]>> = legs.iter().zip(&sizes).map(|(leg, &b)| self.hops(lane, leg.by, b)).collect();
+        let to_peer = |leg: &Leg| together(legs.iter().zip(sizes.iter().copied()), leg);
+        let hops = legs.iter().zip(&sizes).map(|(leg, &b)| self.hops(lane, leg.by, [b, to_peer(leg)]));
+        let hops: Vec<Rc<[Hop]>> = hops.collect();
         for (at, &class) in all.classes.iter().enumerate() {
             let first = all.ways.len() as u32;
             for ((leg, &bytes), hops) in legs.iter().zip(&sizes).zip(&hops) {
@@ -278,4 +280,9 @@ impl Acts<'_> {
         }
         Ok(())
     }
+}
+
+/// Bytes of all legs of an op that go to, or come from, the peer of one of them.
+pub fn together<'l>(legs: impl Iterator<Item = (&'l Leg, u64)>, leg: &Leg) -> u64 {
+    legs.filter(|(other, _)| (other.dir, other.by) == (leg.dir, leg.by)).map(|(_, bytes)| bytes).sum()
 }

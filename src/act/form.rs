@@ -1,6 +1,7 @@
 //! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how long
 //! kernels and messages take, and what they add up to, changes.
 
+use super::deeds::together;
 use super::kernels::{Sizes, Timed, narrowest};
 use super::meetings::over;
 use super::sheet::issued;
@@ -85,7 +86,12 @@ impl Form {
                 OpKind::Compute { kernel, .. } => filling.compute(acts, node, entry, kernel, reads, writes),
                 OpKind::Transfer { legs, .. } => {
                     let sends = legs.iter().filter(|leg| leg.dir == Direction::Send);
-                    sends.zip(reads).for_each(|(leg, read)| filling.send(acts, entry.lane, leg, *read));
+                    let sizes = reads.iter().map(|read| read.size(acts.plan).1);
+                    let sends: Vec<(&Leg, u64)> = sends.zip(sizes).collect();
+                    for &(leg, bytes) in &sends {
+                        let all = together(sends.iter().copied(), leg);
+                        filling.send(acts, entry.lane, leg, [bytes, all]);
+                    }
                 }
                 OpKind::Collective { kind, wire, .. } => {
                     let ends = [reads[0], writes[0]].map(|end| (end.tensor, end.size(acts.plan).0));
@@ -162,11 +168,10 @@ impl Filling<'_> {
         Ok(())
     }
 
-    fn send(&mut self, acts: &mut Acts, lane: u16, leg: &Leg, what: Operand) {
-        let bytes = what.size(acts.plan).1;
+    fn send(&mut self, acts: &mut Acts, lane: u16, leg: &Leg, bytes: [u64; 2]) {
         for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
             self.meet(&hop.time);
-            self.tallies.link(class, lane, &hop.time, over(hop.tier, bytes), 1.0);
+            self.tallies.link(class, lane, &hop.time, over(hop.tier, bytes[0]), 1.0);
         }
     }
 

@@ -95,8 +95,10 @@ impl<'a> Acts<'a> {
         self.plan.lanes[lane as usize].group().expect("check: communication runs on communicators")
     }
 
-    pub fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
-        if let Some(known) = self.hops.get(&(lane, by, bytes)) {
+    /// The messages of `bytes` that the members of a lane send `by` on, by class, each in one group with others to the
+    /// same peer, `all` bytes together.
+    pub fn hops(&mut self, lane: u16, by: i32, [bytes, all]: [u64; 2]) -> Rc<[Hop]> {
+        if let Some(known) = self.hops.get(&(lane, by, [bytes, all])) {
             return known.clone();
         }
         let (machine, gangs) = (self.machine, self.gangs(lane));
@@ -105,11 +107,13 @@ impl<'a> Acts<'a> {
             let comm = Comm { size: gang.members.len() as u32, nodes: gang.nodes.len() as u32 };
             let pair = [rank, route.peer];
             let time = collective::p2p(machine.cluster, machine.stack, moved, pair, comm, route.shared);
+            let in_turns = all > bytes && route.tier == Tier::ScaleOut;
+            let time = if in_turns { time.in_turns(all as f64 / bytes as f64) } else { time };
             Hop { time, tier: route.tier, peer: route.peer }
         };
         let hops = self.fold.representatives.iter().zip(routes.iter()).zip(gangs.iter()).map(hop);
         let hops: Rc<[Hop]> = hops.collect();
-        self.hops.insert((lane, by, bytes), hops.clone());
+        self.hops.insert((lane, by, [bytes, all]), hops.clone());
         hops
     }
 

@@ -36,7 +36,7 @@ pub mod threads;
 pub mod waits;
 
 pub use cold::{cold_bytes, sharing};
-pub use deeds::{Deed, Deeds, Way, Whole};
+pub use deeds::{Deed, Deeds, Way, Whole, together};
 pub use form::Form;
 pub use kernels::work_of;
 pub use machine::{Machine, picoseconds, seconds};
@@ -69,7 +69,7 @@ pub struct Acts<'a> {
     names: Vec<&'static str>,
     known: Known,
     positions: Positions,
-    hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
+    hops: FxHashMap<(u16, i32, [u64; 2]), Rc<[Hop]>>,
     exchanges: FxHashMap<exchange::Asked, exchange::Found>,
 }
 

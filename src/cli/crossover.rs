@@ -4,7 +4,7 @@ use super::flags::value::{count, degree, dtype, options};
 use super::flags::{Lengths, Output, Platform};
 use super::progress::Clock;
 use super::{Answer, list_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::human::{Table, tokens};
 use crate::spec::{Dtype, LlmSpec, Options};
@@ -57,6 +57,14 @@ impl Flags {
     fn question(&self) -> Result<Question> {
         let model = LlmSpec::find(&self.model)?;
         let (cluster, gpu) = self.platform.specs()?;
+        if model.indexer.is_some() {
+            let why = format!(
+                "{}: keys that an indexer chooses go neither with Ulysses nor with a ring whose KV circulate, but with gathered KV \
+                 alone; `foretrain estimate --ring 8 --options gather-kv` costs that, and deepseek-v3 sees all keys",
+                model.name
+            );
+            return Err(Error::spec("the command line", "--model", why));
+        }
         let (window, near_and_far) = Question::windows_of(&model);
         let own_kv_heads = Question::default_kv_heads(&model);
         fn or<T: Clone>(list: &[T], default: impl FnOnce() -> Vec<T>) -> Vec<T> {

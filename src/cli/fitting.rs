@@ -30,15 +30,17 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     let mut all = 0;
     for group in groups {
         let points: Vec<Point> = group.into_iter().filter_map(|way| at(case, point, way, batch)).collect();
-        let (tried, fit) = fit_of(case, &points)?;
+        let Tried { tried, fit, refused } = try_all(case, &points)?;
         let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
         if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
             let note = format!(
                 "nothing is said of the split, and the default (no degree, zero 1, recompute none) does not fit ({}); taken is \
-                 {}, the fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another{}",
+                 {}, the fastest of {} simple ways that fit, of {tried} tried{}; say --zero, --recompute, --tp .. for another, or \
+                 let `foretrain search` look{}",
                 short(&default.why.to_string()),
                 words(&point.par),
                 fit.len(),
+                refused.map_or(String::new(), |(n, why)| format!(" ({n} are refused: {})", short(&why))),
                 if odd { even_batches(case, point) } else { String::new() }
             );
             return Ok(Some(Taken { point: *point, note }));
@@ -60,23 +62,31 @@ fn even_batches(case: &Case, point: &Point) -> String {
     format!(", or --global-batch {below}{above} for one replica a GPU")
 }
 
-/// How many of the points were tried, and those that fit. What fits without recomputation is faster than with it, so that
-/// only the others are tried with it.
-fn fit_of(case: &Case, points: &[Point]) -> Result<(usize, Vec<(Point, Row)>)> {
+struct Tried {
+    tried: usize,
+    fit: Vec<(Point, Row)>,
+    /// How many are refused for something else than memory, and what was said of the first.
+    refused: Option<(usize, String)>,
+}
+
+/// Tries points. What fits without recomputation is faster than with it, so that only the others are tried with it.
+fn try_all(case: &Case, points: &[Point]) -> Result<Tried> {
     let plain = |par: Parallelism| Parallelism { recompute: Recompute::None, ..par };
     let (first, second): (Vec<Point>, Vec<Point>) = points.iter().partition(|point| point.par == plain(point.par));
     let bar = bar(points.len() as u64, "{pos}/{len} simple ways tried");
     let rows = |points: &[Point]| -> Result<Vec<(Point, Row)>> {
         let row = |point: &Point| Ok((*point, case.row(point).inspect(|_| bar.inc(1))?));
-        let rows = points.par_iter().map(row).collect::<Result<Vec<(Point, Row)>>>()?;
-        Ok(rows.into_iter().filter(|(_, row)| row.feasible).collect())
+        points.par_iter().map(row).collect()
     };
-    let mut fit = rows(&first)?;
-    let faster: Vec<Parallelism> = fit.iter().map(|(point, _)| point.par).collect();
+    let mut all = rows(&first)?;
+    let faster: Vec<Parallelism> = all.iter().filter(|(_, row)| row.feasible).map(|(point, _)| point.par).collect();
     let second: Vec<Point> = second.into_iter().filter(|point| !faster.contains(&plain(point.par))).collect();
-    fit.extend(rows(&second)?);
+    all.extend(rows(&second)?);
     bar.finish_and_clear();
-    Ok((first.len() + second.len(), fit))
+    let (fit, other): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, row)| row.feasible);
+    let mut refused = other.iter().filter(|(_, row)| row.why.cause != Cause::Memory).peekable();
+    let why = refused.peek().map(|(_, row)| row.why.to_string());
+    Ok(Tried { tried: first.len() + second.len(), refused: why.map(|why| (refused.count(), why)), fit })
 }
 
 /// What memory is needed, without the remedies behind it: the way that was taken is one.

@@ -48,6 +48,9 @@ pub struct Flags {
     /// Percent that a way which was not costed may be faster by than the slowest of these: fewer ways have to be costed
     #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = slack)]
     within: f64,
+    /// Percent of a GPU's memory that every way has to leave free, beside what the stack takes: peaks are predicted, not known
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = slack)]
+    headroom: f64,
     /// Tensor parallelism [default: 1, 2, 4 and 8 within a node]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     tp: Vec<u32>,
@@ -145,6 +148,7 @@ impl Flags {
             no_mtp: self.mtp.no_mtp,
             best: self.best as usize,
             slack: self.within / 100.0,
+            headroom: self.headroom / 100.0,
             space: self.space(&case),
         };
         question.check()?;
@@ -211,6 +215,8 @@ struct Printed<'a> {
     within: f64,
     /// How published runs on such GPUs and of such models came out.
     record: &'a [record::Line],
+    /// The same of peaks of memory.
+    memory_record: &'a [record::Line],
     files: Vec<String>,
 }
 
@@ -233,7 +239,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
     let case = question.case()?;
-    let record = software::record(&case);
+    let [record, memory_record] = software::record(&case);
     let mut notes = case.model.notes.clone();
     for found in &found {
         notes.extend(flags.at_an_end(&question, found)?);
@@ -255,6 +261,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     ));
     found.iter().for_each(|found| text.push_str(&render(found, flags.within)));
     text.push_str(&format!("\n{}", record::sentence(&record)));
+    text.push_str(&record::memory_sentence(&memory_record, "; --headroom has ways leave some free"));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Printed {
         question: &question,
@@ -262,6 +269,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found: &found,
         within: flags.within,
         record: &record,
+        memory_record: &memory_record,
         files: list_of(&files),
     };
     let nothing_fits = found.iter().all(|found| found.best.is_empty());
@@ -351,7 +359,7 @@ fn render(found: &Found, within: f64) -> String {
         ));
     }
     text.push_str(&format!(
-        "\nwhat it costs to choose otherwise: the fastest way found with each value\n{}",
+        "\nwhat it costs to choose otherwise: the fastest way found with each value, of those that were searched\n{}",
         choices(&found.values)
     ));
     text

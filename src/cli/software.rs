@@ -21,7 +21,8 @@ pub fn notes_of(case: &Case, row: &Row) -> Result<Vec<String>> {
     notes(case, &plan, &case.cost(&plan)?)
 }
 
-/// How steps of published runs of such models came out on such devices.
-pub fn record(case: &Case) -> Vec<Line> {
-    record::of(Quantity::Step, case.cluster.gpu.architecture, Some(Kind::of(&case.model)))
+/// How steps of published runs of such models came out on such devices, and their peaks of memory.
+pub fn record(case: &Case) -> [Vec<Line>; 2] {
+    let of = |quantity| record::of(quantity, case.cluster.gpu.architecture, Some(Kind::of(&case.model)));
+    [of(Quantity::Step), of(Quantity::Memory)]
 }

@@ -196,6 +196,8 @@ struct Found<'a> {
     best: Vec<summary::Best>,
     /// How published runs on such GPUs and of such models came out.
     record: Vec<record::Line>,
+    /// The same of peaks of memory.
+    memory_record: Vec<record::Line>,
     kept_rows: usize,
     files: Vec<String>,
     /// Time in which the rows were computed, and what half of them took no longer than, on one core.
@@ -217,16 +219,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut files = study.files.clone();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
     let case = grid.case()?;
-    let record = software::record(&case);
+    let [record, memory_record] = software::record(&case);
     let notes = &case.model.notes;
     let nothing = summary::nothing_runs(&case, &study.rows)?;
-    let text =
-        human::notes(notes) + &render(&grid, &study, nothing.as_deref(), took, &record::sentence(&record), &files);
+    let came = record::sentence(&record) + &record::memory_sentence(&memory_record, "");
+    let text = human::notes(notes) + &render(&grid, &study, nothing.as_deref(), took, &came, &files);
     let found = Found {
         study: &grid,
         notes: notes.clone(),
         best: summary::best(&study.rows),
         record,
+        memory_record,
         kept_rows: study.kept,
         files: list_of(&files),
         took_s: took,

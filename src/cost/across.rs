@@ -10,7 +10,7 @@ use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::charges::{Spell, Stream};
 use crate::act::waits::Path;
-use crate::act::{Acts, Machine, RECV, SEND, Transit, ctas, numbers, picoseconds, port};
+use crate::act::{Acts, Machine, RECV, SEND, Transit, ctas, numbers, picoseconds, port, together};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::fold::Fold;
@@ -198,9 +198,12 @@ impl<'p> Watch<'p> for Across<'p> {
         let (crew, lane) = (self.posts[send.0].crew, self.posts[send.0].lane);
         let OpKind::Transfer { legs, .. } = &self.posts[send.0].op.kind else { return Ok(()) };
         let leg = legs[send.1 as usize];
-        let (elems, dtype) = self.size(leg.buf);
-        let bytes = elems * dtype.size();
-        let hops = self.acts.hops(lane, leg.by, bytes);
+        let sized = |leg: &Leg| {
+            let (elems, dtype) = self.size(leg.buf);
+            elems * dtype.size()
+        };
+        let (bytes, all) = (sized(&leg), together(legs.iter().map(|other| (other, sized(other))), &leg));
+        let hops = self.acts.hops(lane, leg.by, [bytes, all]);
         for (global, from) in self.classes_of(crew) {
             let hop = hops[global];
             let to = self.at[self.acts.class_of(hop.peer) as usize];

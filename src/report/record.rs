@@ -189,6 +189,16 @@ pub fn sentence(steps: &[Line]) -> String {
     )
 }
 
+/// The same of peaks of memory; `and` ends it.
+pub fn memory_sentence(peaks: &[Line], and: &str) -> String {
+    let Some(Line { of, runs, sources, ratio, .. }) = peaks.last() else { return String::new() };
+    let [low, median, high] = ratio;
+    format!(
+        "their peaks of memory ({of}: {runs} of {sources} sources): eight in ten had {low:.2} to {high:.2} times what is predicted \
+         for them, half of them over {median:.2}{and}\n"
+    )
+}
+
 /// How published runs on such GPUs and, if that is known, of such models came out: a line for each software of which there
 /// are enough, and one for all of them.
 pub fn lines(all: &[Came], quantity: Quantity, generation: Generation, kind: Option<Kind>) -> Vec<Line> {

@@ -189,6 +189,12 @@ impl Case {
     }
 
     /// Memory of a GPU beside what the stack sets aside, bytes.
+    /// The same with a part of a GPU's memory left free.
+    pub fn leaving(mut self, part: f64) -> Case {
+        self.stack.reserved_memory.value += self.cluster.gpu.memory.value * part;
+        self
+    }
+
     pub(super) fn room(&self) -> f64 {
         self.cluster.gpu.memory.value.value() - self.stack.reserved_memory.value.value()
     }

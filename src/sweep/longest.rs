@@ -9,7 +9,7 @@ use super::store::{Store, written};
 use super::{Case, Point};
 use crate::error::{Cause, Error, Reason, Result};
 use crate::report::Row;
-use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{Dtype, KvPath, LlmSpec, Options, Parallelism, Recompute};
 use crate::strategy::lengths::{PART, bisect, grain};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -66,7 +66,11 @@ impl Question {
         let most = |limit: u32| (1..=limit.min(ranks)).rev().find(shares).unwrap_or(1);
         let heads = u32::try_from(model.heads).unwrap_or(u32::MAX);
         let (near, far) = (most(per_node.min(heads)), most(heads));
-        let all = [[1, 1], [1, ranks], [near, ranks / near], [far, ranks / far]];
+        // Keys that an indexer chooses are gathered, by a ring alone.
+        let all = match model.indexer {
+            Some(_) => vec![[1, 1], [1, ranks]],
+            None => vec![[1, 1], [1, ranks], [near, ranks / near], [far, ranks / far]],
+        };
         let ep = usual_ep(model, gpus, &[1], per_node);
         let way = |[ulysses, ring]: [u32; 2]| Way { gpus, ulysses, ring, tp: 1, pp: 1, ep };
         let mut known = BTreeSet::new();
@@ -95,6 +99,7 @@ impl Question {
 
     /// Every way with every set of measures.
     fn all(&self) -> Result<Vec<(u32, Parallelism)>> {
+        let sparse = self.spec()?.indexer.is_some();
         let mut all = vec![];
         for way in &self.ways {
             let split = [way.ulysses, way.ring, way.tp, way.pp].iter().map(|n| u64::from(*n)).product::<u64>();
@@ -104,6 +109,9 @@ impl Question {
                 return Err(Cause::Degrees.infeasible(format!("{why}; change one of them")));
             }
             all.extend(self.measures.iter().map(|&options| {
+                // A ring of a sparse model gathers, whatever else is said.
+                let kv = if sparse && way.ring > 1 { KvPath::Gather } else { options.kv };
+                let options = Options { kv, ..options };
                 let par = Parallelism {
                     dp: (u64::from(way.gpus) / split) as u32,
                     pp: way.pp,
@@ -232,6 +240,27 @@ mod tests {
         let options = words.parse().unwrap();
         let dp = 8 / (ulysses * ring);
         Parallelism { dp, ulysses, ring, zero: 3, recompute: Recompute::Full, options, ..Parallelism::default() }
+    }
+
+    #[test]
+    fn sparse_models_gather_their_keys() {
+        let model = LlmSpec::find("deepseek-v3.2").unwrap();
+        let ways = Question::default_ways(&model, 64, 8);
+        let question = Question {
+            model: "deepseek-v3.2".into(),
+            cluster: "dgx-h100".into(),
+            stack: "nccl-fa3".into(),
+            dtype: Dtype::Bf16,
+            zero: 1,
+            recompute: Recompute::Full,
+            no_mtp: true,
+            title: None,
+            measures: Question::default_measures(&model, true),
+            ways,
+        };
+        let all = question.all().unwrap();
+        assert!(all.iter().all(|(_, par)| par.ulysses == 1 && (par.ring > 1) == (par.options.kv == KvPath::Gather)));
+        assert!(all.iter().any(|(_, par)| par.ring == 64));
     }
 
     /// The longest fits, and what is a little longer does not, by the rows that `estimate` would have.

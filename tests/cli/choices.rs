@@ -42,6 +42,24 @@ fn a_batch_for_few_replicas_is_no_refusal() {
     assert!(found["notes"].to_string().contains("global_batch 4 is less than dp 8"), "{found}");
 }
 
+/// Room that is asked for is left, by ways that may be slower for it; and how sure peaks are is said.
+#[test]
+fn a_search_leaves_the_room_that_it_is_asked_for() {
+    let dir = folder();
+    let best = |flags: &str| {
+        let line = format!("search --model llama-3-70b --gpus 64 --tp 8 --best 1 --json {flags}");
+        let found = json(dir.path(), &line);
+        assert!(!found["memory_record"].as_array().unwrap().is_empty());
+        let row = &found["found"][0]["best"][0];
+        ["peak_mem_bytes", "mem_room_bytes", "step_time_s"].map(|key| row[key].as_f64().unwrap())
+    };
+    let [_, all, fastest] = best("");
+    let [peak, room, step] = best("--headroom 30");
+    let gpu = all + 4.0 * (1u64 << 30) as f64;
+    assert!((all - room - 0.3 * gpu).abs() < 0.01 * gpu, "{all} {room}");
+    assert!(peak <= room && step >= fastest, "{peak} {room} {step} {fastest}");
+}
+
 #[test]
 fn what_flags_say_is_kept_to() {
     let dir = folder();

@@ -5,6 +5,29 @@ use crate::studies::columns;
 use serde_json::Value;
 use std::fs;
 
+/// Two messages to one peer are no faster than one, over the network too.
+#[test]
+fn keys_and_values_in_two_are_no_way_round_a_slow_send() {
+    let dir = folder();
+    let time = |words: &str| {
+        let line =
+            format!("attention --heads 32 --kv-heads 8 --seq-len 64K --ring 16 --causal --options {words} --json");
+        json(dir.path(), &line)["step_time_s"].as_f64().unwrap()
+    };
+    let (one, two) = (time("default"), time("kv-in-two"));
+    assert!(two > 0.999 * one, "{two} {one}");
+}
+
+/// Ways that something else than memory rules out are said to be ruled out.
+#[test]
+fn simple_ways_that_are_refused_are_told_of() {
+    let dir = folder();
+    let (code, _, notes) = said(dir.path(), "estimate --model glm-4.5-air --gpus 64");
+    let (_, out, _) = said(dir.path(), "estimate --model glm-4.5-air --gpus 64");
+    let all = out + &notes;
+    assert!(code == 0 && all.contains("are refused: mtp") && all.contains("foretrain search"), "{all}");
+}
+
 /// Days of a training follow from its tokens, in `estimate` and in `goodput` alike.
 #[test]
 fn tokens_of_a_training_make_its_days() {

@@ -23,6 +23,16 @@ fn a_plan_runs_as_it_says() {
     assert_ne!(json(dir.path(), "run --ulysses 2 --ring 2 --seed 2 --json")["loss"], run["loss"]);
 }
 
+#[test]
+fn cores_that_are_not_there_are_refused() {
+    let dir = folder();
+    for command in ["run", "compare"] {
+        let (code, _, err) = said(dir.path(), &format!("{command} --devices 100000"));
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("--devices") && err.contains("cores of this machine"), "{command}: {err}");
+    }
+}
+
 /// Rows in FP8 are rounded in the reference, too, and gradients of weights that come later are off by nothing.
 #[test]
 fn a_mixture_is_run_and_checked() {

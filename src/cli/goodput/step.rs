@@ -29,7 +29,7 @@ pub struct Step {
 
 /// What is to be known of a step that was costed: other software, and how published runs came out.
 fn predicted(case: &Case, plan: &Plan) -> Result<Vec<String>> {
-    let said = record::sentence(&software::record(case)).trim_end().to_string();
+    let said = record::sentence(&software::record(case)[0]).trim_end().to_string();
     let said = (!said.is_empty()).then_some(said);
     Ok(software::notes(case, plan, &case.cost(plan)?)?.into_iter().chain(said).collect())
 }

@@ -182,6 +182,10 @@ impl Machine {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let devices = match &self.devices {
             None => cores,
+            Some(Devices::Number(n)) if *n > cores => {
+                let why = format!("{n} is more than the {cores} cores of this machine; give as many at most");
+                return Err(Error::spec("run", "--devices", why));
+            }
             Some(Devices::Number(n)) if *n > 0 => *n,
             Some(Devices::Number(n)) => {
                 return Err(Error::spec("run", "--devices", format!("{n} is no number of cores; give 1 or more")));

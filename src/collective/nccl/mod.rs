@@ -43,6 +43,13 @@ impl LinkTime {
         self.latency + self.transfer
     }
 
+    /// The time of a message between nodes beside others to the same peer in one group, all of them `times` as large as
+    /// it. NCCL has one message after the other on the channels of a peer (src/enqueue.cc: a batch of a channel has no two
+    /// of them), and two channels between nodes: together they take, and fill, what one as large as all does.
+    pub fn in_turns(self, times: f64) -> LinkTime {
+        LinkTime { transfer: self.transfer * times, fills: self.fills / times, ..self }
+    }
+
     fn nothing() -> LinkTime {
         let (latency, transfer) = (Seconds::ZERO, Seconds::ZERO);
         LinkTime { latency, transfer, fills: 1.0, provenance: Provenance::Measured, rel_sd: 0.0 }
@@ -371,6 +378,19 @@ mod tests {
         let pairs: Vec<u32> = (0..64).flat_map(|m| [8 * m, 8 * m + 1]).collect();
         let both = chosen(&c, &newer, CollectiveKind::ReduceScatter, &pairs, Bytes::new(MIB)).unwrap();
         assert_eq!(both.algorithm, Algorithm::Ring);
+    }
+
+    #[test]
+    fn messages_to_one_peer_take_turns_and_to_others_do_not() {
+        let (c, s) = at("dgx-h100", 16);
+        let comm = Comm { size: 2, nodes: 2 };
+        let send = |bytes: f64| p2p(&c, &s, Bytes::new(bytes), [0, 8], comm, Shared::ALONE);
+        let (half, all) = (send(32.0 * MIB), send(64.0 * MIB));
+        assert!(half.fills < 0.7, "a channel holds it up, not the NIC: {}", half.fills);
+        let beside = half.in_turns(2.0);
+        // Two halves at once take as long as the whole, and fill of the NIC what it fills.
+        assert!((beside.transfer / all.transfer - 1.0).abs() < 1e-9);
+        assert!((2.0 * beside.fills / all.fills - 1.0).abs() < 1e-9);
     }
 
     #[test]

@@ -267,6 +267,7 @@ mod tests {
             no_mtp: false,
             best: 4,
             slack: 0.0,
+            headroom: 0.0,
             space,
         }
     }

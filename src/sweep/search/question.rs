@@ -31,7 +31,14 @@ pub struct Question {
     /// whatever it is, so that a folder does not say it: whoever wants to know better goes on with less.
     #[serde(skip)]
     pub slack: f64,
+    /// The part of a GPU's memory that every way leaves free, beside what the stack takes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub headroom: f64,
     pub space: Space,
+}
+
+fn is_zero(part: &f64) -> bool {
+    *part == 0.0
 }
 
 impl Question {
@@ -43,7 +50,8 @@ impl Question {
     pub fn case(&self) -> Result<Case> {
         let Question { cluster, stack, gpus, dtype, documents, routing, .. } = self;
         let (model, routing) = (self.spec()?, routing.as_deref());
-        Asked { model, cluster, stack, gpus: *gpus, dtype: *dtype, documents, routing }.case()
+        let case = Asked { model, cluster, stack, gpus: *gpus, dtype: *dtype, documents, routing }.case()?;
+        Ok(case.leaving(self.headroom))
     }
 
     /// What no search could be made of.
