@@ -7,18 +7,18 @@ mod cuda_fake;
 use cuda_fake::{Ended, foretrain};
 
 #[track_caller]
-fn well(words: &str, variables: &[(&str, &str)]) -> Option<Ended> {
-    let ended = foretrain(words, variables)?;
+fn well(words: &str, variables: &[(&str, &str)]) -> Ended {
+    let ended = foretrain(words, variables);
     assert_eq!(ended.code, Some(0), "{words}: {}", ended.said);
     assert!(ended.faults.is_empty(), "{words}: {:?}", ended.faults);
-    Some(ended)
+    ended
 }
 
 /// Rows and columns, transposes, sums onto what is there, biases, FP8 with its scales: as cuBLASLt's column-major
 /// documentation has them.
 #[test]
 fn products_in_every_layout() {
-    let Some(ended) = well("selftest --on cuda --group products --json", &[]) else { return };
+    let ended = well("selftest --on cuda --group products --json", &[]);
     let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
     assert_eq!(found["wrong"], 0, "{found:#}");
     assert!(found["verdicts"].as_array().unwrap().len() > 10, "{found:#}");
@@ -30,9 +30,7 @@ fn products_in_every_layout() {
 fn attention_by_graphs_of_operations() {
     let groups = ["forward", "onto", "head_dims", "narrow_values", "backward_onto"].map(|of| format!("attention_{of}"));
     for group in groups {
-        let Some(ended) = well(&format!("selftest --on cuda --attention cudnn --group {group} --json"), &[]) else {
-            return;
-        };
+        let ended = well(&format!("selftest --on cuda --attention cudnn --group {group} --json"), &[]);
         let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
         assert_eq!((&found["wrong"], &found["attention"]), (&0.into(), &"cuDNN 9.19.0".into()), "{found:#}");
     }
@@ -68,7 +66,7 @@ fn steps_with_attention_by_a_library() {
     {
         let words =
             format!("run --on cuda --model {model} --devices 0 {how} --seq-len 96 --check --json --attention cudnn");
-        let Some(ended) = well(&words, &[]) else { return };
+        let ended = well(&words, &[]);
         assert!(ended.said.contains("\"attention\": \"cuDNN 9.19.0\""), "{}", ended.said);
     }
 }
@@ -85,7 +83,7 @@ fn a_rank_alone_waits_by_the_host() {
          --global-batch 2 --seq-len 512 --solo 5 --repeat 2 --json"
     );
     for seed in ["1", "2"] {
-        let Some(ended) = well(&words, &[("FAKE_CUDA_SEED", seed)]) else { return };
+        let ended = well(&words, &[("FAKE_CUDA_SEED", seed)]);
         let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
         assert!(found["ops"].as_array().unwrap().len() > 20 && found["graph_step_s"].is_null(), "{found:#}");
     }
@@ -99,7 +97,7 @@ fn without_a_library_that_takes_it() {
         (("FAKE_CUDNN_VERSION", "90500"), "9.8 is wanted"),
         (("FAKE_CUDNN_WIDEST", "64"), "--attention own does without"),
     ] {
-        let Some(ended) = foretrain(&format!("{group} cudnn"), &[variable]) else { return };
+        let ended = foretrain(&format!("{group} cudnn"), &[variable]);
         assert_eq!(ended.code, Some(2), "{}", ended.said);
         assert!(ended.said.contains(wanted) && ended.faults.is_empty(), "{}: {:?}", ended.said, ended.faults);
         well(&format!("{group} best"), &[variable]);
@@ -115,7 +113,7 @@ fn what_a_gpu_cannot_do_is_said() {
         (run, ("FAKE_CUDA_MAJOR", "7"), "compute capability 7.0"),
         ("selftest --on cuda --device 3", ("FAKE_CUDA_DEVICES", "2"), "GPU 3 is not one of the 2 here"),
     ] {
-        let Some(ended) = foretrain(words, &[variables]) else { return };
+        let ended = foretrain(words, &[variables]);
         assert_eq!(ended.code, Some(2), "{words}: {}", ended.said);
         assert!(ended.said.contains(wanted), "{words}: {}", ended.said);
         assert!(ended.faults.is_empty(), "{words}: {:?}", ended.faults);
@@ -132,11 +130,11 @@ fn fp8_where_there_is_none() {
     for (variable, wanted) in
         [(("FAKE_CUDA_MAJOR", "10"), "sm_90 alone"), (("FAKE_CUBLASLT_VERSION", "120804"), "12.9")]
     {
-        let Some(tested) = well("selftest --on cuda --group products --json", &[variable]) else { return };
+        let tested = well("selftest --on cuda --group products --json", &[variable]);
         let found: serde_json::Value = serde_json::from_str(&tested.said).unwrap();
         assert!(found["not_here"][0].as_str().unwrap().contains(wanted), "{found:#}");
         let words = format!("run --on cuda --model {model} --devices 0 --seq-len 128 --options fp8");
-        let ended = foretrain(&words, &[variable]).unwrap();
+        let ended = foretrain(&words, &[variable]);
         assert!(
             ended.code == Some(2) && ended.said.contains(wanted) && ended.said.contains("leave fp8 out"),
             "{}",
@@ -146,8 +144,8 @@ fn fp8_where_there_is_none() {
     }
 }
 
-/// Two processes of a step, each with variables of its own; none where there is no compiler.
-fn two(words: [&str; 2], variables: [&[(&str, &str)]; 2]) -> Option<[Ended; 2]> {
+/// Two processes of a step, each with variables of its own.
+fn two(words: [&str; 2], variables: [&[(&str, &str)]; 2]) -> [Ended; 2] {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("config.json");
@@ -162,7 +160,7 @@ fn two(words: [&str; 2], variables: [&[(&str, &str)]; 2]) -> Option<[Ended; 2]> 
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| start(1));
-        Some([start(0)?, other.join().unwrap()?])
+        [start(0), other.join().unwrap()]
     })
 }
 
@@ -176,7 +174,7 @@ fn what_one_process_lacks_both_say() {
         ([""; 2], [&[("FAKE_CUDA_MAJOR", "7")][..], &[]], "compute capability 7.0"),
         (["--out no/such/folder/rows.csv", ""], [&[][..], &[]], "no/such/folder/rows.csv"),
     ] {
-        let Some(ends) = two(words, variables) else { return };
+        let ends = two(words, variables);
         for ended in ends {
             assert!(ended.code == Some(2) && ended.said.contains(wanted), "{}", ended.said);
             assert!(ended.faults.is_empty(), "{:?}", ended.faults);
@@ -189,7 +187,7 @@ fn what_one_process_lacks_both_say() {
 #[test]
 fn processes_that_see_one_gpu_each() {
     let one: &[(&str, &str)] = &[("FAKE_CUDA_DEVICES", "1")];
-    let Some(ends) = two([""; 2], [one, one]) else { return };
+    let ends = two([""; 2], [one, one]);
     assert!(ends[1].said.contains("processes see one GPU each"), "{}", ends[1].said);
     for ended in ends {
         assert!(ended.code == Some(2) && ended.said.contains("nothing goes between GPUs here"), "{}", ended.said);
@@ -202,12 +200,12 @@ fn processes_that_see_one_gpu_each() {
 #[test]
 fn a_kernel_that_breaks_the_context_is_alone_in_it() {
     let words = "selftest --on cuda --group norms --json";
-    let Some(whole) = well(words, &[]) else { return };
+    let whole = well(words, &[]);
     let count = |ended: &Ended, of: &dyn Fn(&serde_json::Value) -> bool| {
         let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
         found["verdicts"].as_array().unwrap().iter().filter(|v| of(v)).count()
     };
-    let broken = foretrain(words, &[("FAKE_CUDA_BREAKS", "column_parts")]).unwrap();
+    let broken = foretrain(words, &[("FAKE_CUDA_BREAKS", "column_parts")]);
     assert_eq!(broken.code, Some(2), "{}", broken.said);
     assert!(broken.faults.is_empty(), "{:?}", broken.faults);
     assert_eq!(count(&broken, &|_| true), count(&whole, &|_| true), "{}", broken.said);

@@ -320,9 +320,6 @@ fn joined_by(
 /// there before memory is filled every double of these tests sees to.
 #[test]
 fn what_a_step_goes_over_is_connected_and_nothing_else() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     for (rank, (runs, seat)) in (0..).zip(joined_by(&plan(Parallelism { ring: 4, ..none() }, 1), 1, |_, _| {})) {
         runs.unwrap();
         let seat = seat.unwrap();
@@ -355,9 +352,6 @@ fn what_a_step_goes_over_is_connected_and_nothing_else() {
 /// all of them.
 #[test]
 fn memory_that_connections_take_is_not_free() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let change = |rank, double: &mut Double| double.connection = if rank == 1 { 4 << 30 } else { 1 };
     for (ended, _) in joined_by(&plan(Parallelism { ring: 2, ..none() }, 1), 1, change) {
         let said = ended.unwrap_err().to_string();
@@ -368,9 +362,6 @@ fn memory_that_connections_take_is_not_free() {
 /// The same numbers as in one process, but for the order of sums: three ranks of a sum round as they come.
 #[track_caller]
 fn hold(par: Parallelism, batches: u64) {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     hold_plan(&plan(par, batches));
 }
 
@@ -451,9 +442,6 @@ fn experts(options: &str, par: Parallelism) -> Plan {
 
 #[test]
 fn experts_by_every_way() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let two = Parallelism { dp: 2, ep: 2, ..none() };
     for words in ["default", "dispatch-deepep-v1-normal", "dispatch-deepep-v1-ll", "dispatch-allgather"] {
         hold_plan(&experts(words, two));
@@ -462,9 +450,6 @@ fn experts_by_every_way() {
 
 #[test]
 fn experts_with_room_for_so_many_rows_on_some_of_the_ranks() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let two = Parallelism { dp: 2, ep: 2, ..none() };
     for words in ["capacity-1", "capacity-pad:1.25"] {
         hold_plan(&experts(words, two));
@@ -479,9 +464,6 @@ fn a_world_of_one() {
 
 #[test]
 fn a_rank_that_fails_ends_all_of_them() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let ends = joined(&plan(Parallelism { tp: 2, ..none() }, 1), 2, Some("row_norm"));
     for end in ends {
         let said = end.unwrap_err().to_string();
@@ -492,9 +474,6 @@ fn a_rank_that_fails_ends_all_of_them() {
 /// What `selftest --group nccl` does, of one rank and of three.
 #[test]
 fn calls_between_ranks() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     for world in [1, 3] {
         let board = Arc::new(Board::default());
         let hellos: Vec<Hello> = (0..world).map(|rank| hello(rank, world)).collect();

@@ -2,8 +2,7 @@
 //! the device.
 //!
 //! Kernels are compiled with a C++ compiler and run by an emulator of CUDA's execution model (`cuda_emulator/`). So the
-//! numbers, the indices and the meetings of threads are tested; speed, registers and the driver are not. Skipped with a
-//! word where there is no C++ compiler.
+//! numbers, the indices and the meetings of threads are tested; speed, registers and the driver are not.
 
 mod cuda_double;
 mod cuda_emulator;
@@ -18,9 +17,6 @@ fn hold(groups: &[&str]) {
 
 /// On a GPU whose blocks have so much shared memory.
 fn hold_on(groups: &[&str], shared: u64) {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let mut double = Double::new(1, 8 << 30, 1);
     double.shared = shared;
     for group in groups {
@@ -90,9 +86,6 @@ fn every_group_is_held() {
 /// A test that cannot fail shows nothing: a kernel whose operands are swapped is found.
 #[test]
 fn a_wrong_result_is_found() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let mut case = cases::of_group("pointwise").swap_remove(0);
     case.tolerance = -1.0;
     let verdict = check(&mut Double::new(1, 1 << 30, 1), &case, 1).remove(0);

@@ -60,8 +60,8 @@ fn layouts() -> Vec<Parallelism> {
     ]
 }
 
-/// In f64 only the order of sums differs, 1e-16 relative each; Adam's division by the root of a small second
-/// moment makes some thousand times as much of it.
+/// In f64 only the order of sums differs, 1e-16 relative each, in losses a dozen times; Adam's division by the root of a small
+/// second moment may make some thousand times as much of it. The last of the steps lowers the loss by 0.33.
 #[test]
 fn three_steps_lower_the_loss_alike_in_every_layout() {
     let steps = 3;
@@ -70,33 +70,34 @@ fn three_steps_lower_the_loss_alike_in_every_layout() {
         let source = again(&plan, steps);
         let (got, want) = (runs(&plan, &source, steps, false), wanted(&plan, &source, steps));
         let losses: Vec<f64> = got.iter().map(|run| run.loss).collect();
-        assert!(losses.windows(2).all(|pair| pair[1] < pair[0] - 0.05), "{par:?}: {losses:?}");
+        assert!(losses.windows(2).all(|pair| pair[1] < pair[0] - 0.3), "{par:?}: {losses:?}");
         for (got, want) in got.iter().zip(&want) {
-            assert!((got.loss - want.loss).abs() < 1e-11, "{par:?}: {} for {}", got.loss, want.loss);
+            assert!((got.loss - want.loss).abs() < 1e-13, "{par:?}: {} for {}", got.loss, want.loss);
         }
         let (last, want) = (got.last().expect("three steps"), want.last().expect("three steps"));
         for (name, want) in &want.new_params {
             for (got, want) in last.weights[name].iter().zip(want) {
-                assert!((got - want).abs() < 1e-9, "{par:?}: {name}: {got} for {want}");
+                assert!((got - want).abs() < 1e-12, "{par:?}: {name}: {got} for {want}");
             }
         }
     }
 }
 
-/// Rounding to 24 bits in three steps of a net of this depth.
+/// Rounding to 24 bits, 2e-7 of losses to 4, in three steps of a net of this depth: ten times as much.
 #[test]
 fn three_steps_in_f32_stay_with_the_reference() {
     for par in layouts().into_iter().rev().take(3) {
         let plan = plan(par, Dtype::F32);
         let source = again(&plan, 3);
         for (got, want) in runs(&plan, &source, 3, false).iter().zip(&wanted(&plan, &source, 3)) {
-            assert!((got.loss - want.loss).abs() < 1e-4, "{par:?}: {} for {}", got.loss, want.loss);
+            assert!((got.loss - want.loss).abs() < 2e-6, "{par:?}: {} for {}", got.loss, want.loss);
         }
     }
 }
 
 /// What the optimizer keeps in bf16 is fewer bytes, as the plan says, and training goes on much as with all of it in fp32:
-/// a second moment of 8 bits moves by no less than half of its last one, a weight neither.
+/// a second moment of 8 bits moves by no less than half of its last one, a weight neither. Six steps lower the loss by 1.59,
+/// and what is rounded moves it by 0.014 at most: twice as much is still much the same.
 #[test]
 fn an_optimizer_in_bf16_learns_much_the_same() {
     let steps = 6;
@@ -112,9 +113,9 @@ fn an_optimizer_in_bf16_learns_much_the_same() {
             let (narrow, bytes) = of(words);
             assert!(bytes < most, "{words}, layout {at}: {bytes} of {most} bytes");
             assert_ne!(narrow, wide, "{words}, layout {at}: something is rounded");
-            assert!(narrow[steps as usize - 1] < narrow[0] - 0.3, "{words}, layout {at}: {narrow:?}");
+            assert!(narrow[steps as usize - 1] < narrow[0] - 1.5, "{words}, layout {at}: {narrow:?}");
             for (narrow, wide) in narrow.iter().zip(&wide) {
-                assert!((narrow - wide).abs() < 0.1, "{words}, layout {at}: {narrow} for {wide}");
+                assert!((narrow - wide).abs() < 0.03, "{words}, layout {at}: {narrow} for {wide}");
             }
         }
     }
@@ -136,5 +137,5 @@ fn every_step_has_tokens_of_its_own() {
     let ids = |step| source.batch(&plan, step).0;
     assert_ne!(ids(1), ids(2));
     let (got, want) = (runs(&plan, &source, 2, false), wanted(&plan, &source, 2));
-    assert!((got[1].loss - want[1].loss).abs() < 1e-12);
+    assert!((got[1].loss - want[1].loss).abs() < 1e-13);
 }

@@ -1,6 +1,6 @@
 //! What is not said is chosen in the open, and what is said is kept to.
 
-use crate::program::{folder, json, said, succeeds};
+use crate::program::{folder, json, json_of, said, succeeds};
 use serde_json::Value;
 
 /// A first command gives an answer; whoever says how to split the model gets that and nothing else.
@@ -24,7 +24,7 @@ fn what_is_not_said_is_chosen_in_the_open() {
     // The default is no choice where it fits, and no other is made where something is said.
     assert_eq!(json(dir.path(), "estimate --gpus 64 --seq-len 4096 --json")["notes"], serde_json::json!([]));
     for said in ["--recompute none", "--zero 1", "--dp 64", "--options default"] {
-        let asked = json(dir.path(), &format!("estimate {said} --json"));
+        let asked = json_of(dir.path(), &format!("estimate {said} --json"), 2);
         assert_eq!(asked["feasible"], false, "{said}");
     }
     let large = json(dir.path(), "estimate --model llama-3-70b --json");
@@ -60,15 +60,20 @@ fn a_search_leaves_the_room_that_it_is_asked_for() {
     assert!(peak <= room && step >= fastest, "{peak} {room} {step} {fastest}");
 }
 
+/// The words that are tried on the best way leave the stage of ZeRO as it is.
 #[test]
-fn what_flags_say_is_kept_to() {
+fn a_search_keeps_to_the_stage_of_zero_that_is_said() {
     let dir = folder();
-    // The words that are tried on the best way leave the stage of ZeRO as it is.
     let line = "search --gpus 8 --seq-len 8K --global-batch 8 --zero 1 --tp 2 --micro-batch 2 --best 1 --json";
     let found = json(dir.path(), line);
     let rows = ["best", "refined"].map(|rows| found["found"][0][rows].as_array().unwrap());
     let rows: Vec<&Value> = rows.into_iter().flatten().collect();
     assert!(!rows.is_empty() && rows.iter().all(|row| row["zero"] == 1), "{found}");
+}
+
+#[test]
+fn numbers_that_do_not_come_out_or_no_gpu_has_are_refused() {
+    let dir = folder();
     for (line, parts) in [
         ("search --gpus 8 --tokens-per-step 12K --seq-len 8K", ["12288", "e.g. 16384"]),
         ("dispatch --ep 64 --dispatch deepep-v2 --sms 1000", ["--sms: 1000", "132"]),
@@ -77,7 +82,11 @@ fn what_flags_say_is_kept_to() {
         let (code, _, err) = said(dir.path(), line);
         assert!(code == 2 && parts.iter().all(|part| err.contains(part)), "{line}: {err}");
     }
-    // Failures a millisecond apart leave no end in sight, and are not waited for.
+}
+
+#[test]
+fn failures_that_leave_no_end_in_sight_are_not_waited_for() {
+    let dir = folder();
     let out = said(dir.path(), "goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 1ms");
     assert!(format!("{}{}", out.1, out.2).contains("no end"), "{out:?}");
 }

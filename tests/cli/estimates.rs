@@ -1,6 +1,6 @@
 //! `estimate` and `attention`: their numbers, their columns, and what is told beside them.
 
-use crate::program::{folder, json, read, said, succeeds};
+use crate::program::{folder, json, json_of, read, said, succeeds};
 use crate::studies::columns;
 use serde_json::Value;
 use std::fs;
@@ -95,7 +95,7 @@ fn a_row_that_does_not_fit_still_has_its_numbers() {
         out.contains("does not fit: memory: needs") && err.starts_with("Error: infeasible: memory: needs"),
         "{err}"
     );
-    let report = json(dir.path(), &format!("{line} --json"));
+    let report = json_of(dir.path(), &format!("{line} --json"), 2);
     assert_eq!(report["feasible"], false);
     assert!(report["why"].as_str().unwrap().starts_with("memory: needs"));
     assert!(report["mfu"].as_f64().unwrap() > 0.0 && report["peak_mem_bytes"].as_u64().unwrap() > 80 << 30);
@@ -108,7 +108,7 @@ fn a_file_that_cannot_be_written_costs_no_answer() {
     let line = "estimate --gpus 8 --ulysses 8 --recompute full --out .";
     let (code, out, err) = said(dir.path(), line);
     assert!(code == 2 && out.contains("MFU") && err.contains("give a file"), "{out}{err}");
-    let found = json(dir.path(), &format!("{line} --json"));
+    let found = json_of(dir.path(), &format!("{line} --json"), 2);
     assert!(found["error"].as_str().is_some_and(|e| e.contains("give a file")), "{found}");
     assert!(found["step_time_s"].as_f64() > Some(0.0), "{found}");
 }
@@ -227,18 +227,25 @@ fn a_cpu_that_issues_op_by_op_is_told_of() {
     let (graphs, told) = of("--seq-len 1K");
     assert!(told && graphs < 2.0, "{graphs} s");
     let (eager, told) = of("--seq-len 1K --stack megatron-eager");
+    // 6 % below what was measured, and runs of one recipe are some percent apart.
     assert!(!told && (eager / 3.37 - 1.0).abs() < 0.1, "{eager} s");
     assert!(!of("--seq-len 16K").1);
-    // Layers of experts are more calls, and the CPUs of GB200 slower at them.
+}
+
+/// Where the CPU is what takes the time, steps are as its calls are: an op with experts takes 167 us in place of 100
+/// (models/stack/megatron-eager-experts.json and megatron-eager.json), and GB200's CPUs 1.5 times as long.
+#[test]
+fn calls_for_experts_and_calls_of_slower_cpus_take_longer() {
+    let dir = folder();
     let of = |cluster: &str, more: &str| {
         let line = "estimate --model qwen3-30b-a3b --gpus 8 --ep 8 --global-batch 64 --seq-len 1K --json";
         json(dir.path(), &format!("{line} --cluster {cluster} {more}"))
     };
     let eager = |cluster: &str, stack: &str| of(cluster, &format!("--stack {stack}"))["step_time_s"].as_f64().unwrap();
     let [dense, experts] = ["megatron-eager", "megatron-eager-experts"].map(|stack| eager("dgx-b200", stack));
-    assert!((experts / dense - 1.67).abs() < 0.05, "{experts} {dense}");
+    assert!((experts / dense / 1.67 - 1.0).abs() < 0.01, "{experts} {dense}");
     let grace = eager("gb200-nvl72", "megatron-eager-experts");
-    assert!((grace / experts - 1.5).abs() < 0.05, "{grace} {experts}");
+    assert!((grace / experts / 1.5 - 1.0).abs() < 0.01, "{grace} {experts}");
     let notes = of("gb200-nvl72", "")["notes"].to_string();
     assert!(notes.contains("takes 250 us an op") && notes.contains("stack megatron-eager-experts"), "{notes}");
 }

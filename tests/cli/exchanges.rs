@@ -1,24 +1,25 @@
 //! Rows of experts: alone in `dispatch`, and in a step.
 
-use crate::program::{folder, json, said, succeeds, words};
+use crate::program::{folder, json, json_of, said, succeeds, words};
 use foretrain::spec::Dispatch;
 use std::fs;
 
+/// Whichever way rows travel, what is not the exchange is the same but for the SMs that it takes: a hundredth of the step.
 #[test]
 fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     let dir = folder();
     let at = |way: &str| {
-        let line =
-            format!("estimate --model mixtral-8x7b --gpus 64 --ep 8 --seq-len 4096 --recompute full {way} --json");
-        json(dir.path(), &line)["step_time_s"].as_f64().unwrap()
+        let line = "estimate --model mixtral-8x7b --gpus 64 --ep 8 --seq-len 4096 --recompute full --json --dispatch";
+        let found = json(dir.path(), &format!("{line} {way}"));
+        let exposed = found["exposed"].as_array().unwrap().iter().find(|waited| waited["name"] == "ep");
+        let exchange = exposed.unwrap()["seconds"].as_f64().unwrap();
+        (exchange, found["step_time_s"].as_f64().unwrap() - exchange)
     };
-    let ways = ["nccl", "allgather", "deepep-v1-normal", "deepep-v2", "hierarchical"];
-    let times: Vec<f64> = ways.iter().map(|way| at(&format!("--dispatch {way}"))).collect();
-    assert!(times.iter().all(|t| t / times[0] > 0.8 && t / times[0] < 1.25), "{times:?}");
-    assert!(
-        times[1] > times[0],
-        "inside a node, with two experts a token, all rows to everyone are too many: {times:?}"
-    );
+    let ways = ["nccl", "allgather", "deepep-v1-normal", "deepep-v2", "hierarchical"].map(at);
+    assert!(ways.iter().all(|(_, rest)| (rest / ways[0].1 - 1.0).abs() < 0.015), "{ways:?}");
+    // Inside a node there is no hierarchy, and with two experts a token all rows to everyone are too many.
+    assert_eq!(ways[4], ways[0]);
+    assert!(ways.iter().all(|(exchange, _)| *exchange == ways[1].0 || *exchange < 0.5 * ways[1].0), "{ways:?}");
     let rows =
         succeeds(dir.path(), "sweep --model mixtral-8x7b --gpus 64 --ep 8 --seq-len 4K --recompute full --out moe");
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
@@ -108,7 +109,7 @@ fn rows_that_experts_drop_are_told_of() {
     let table = succeeds(dir.path(), &format!("sweep {line} --zero 1 --recompute none --capacity 0.1 --out dropping"));
     assert!(table.contains("of experts' rows dropped"), "{table}");
     // All eight choices of a token cannot be among the four experts of a rank.
-    let half = json(dir.path(), &format!("estimate {line} --json"))["notes"][0].to_string();
+    let half = json_of(dir.path(), &format!("estimate {line} --json"), 2)["notes"][0].to_string();
     assert!(half.contains("rows: 50.0 % of the experts' are dropped"), "{half}");
 }
 
@@ -119,7 +120,8 @@ fn deepep_goes_by_the_network_that_there_is() {
     let line = |cluster: &str| format!("dispatch --cluster {cluster} --ep 16 --dispatch deepep-v1-ll --tokens 128");
     let took = |cluster: &str| json(dir.path(), &format!("{} --json", line(cluster)))["dispatch"]["total_s"].as_f64();
     let [verbs, efa] = ["dgx-h100", "h100-8x400-efa"].map(|cluster| took(cluster).unwrap());
-    assert!(efa > 3.0 * verbs, "{efa} s over EFA, {verbs} s over InfiniBand");
+    // 5.4 times: a proxy posts the 512 messages that leave the node one after another, each for 1.13 us.
+    assert!((5.0..6.0).contains(&(efa / verbs)), "{efa} s over EFA, {verbs} s over InfiniBand");
     let (code, _, err) = said(dir.path(), &line("h100-pcie").replace("--ep 16", "--ep 8"));
     assert!(code == 2 && err.contains("by NVLink"), "{code}, {err}");
 }

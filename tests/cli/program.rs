@@ -3,11 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn foretrain(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).current_dir(dir).output().expect("the binary runs")
-}
+use std::process::Command;
 
 pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
@@ -15,7 +11,17 @@ pub fn words(line: &str) -> Vec<&str> {
 
 /// (exit code, stdout, stderr) of a command line.
 pub fn said(dir: &Path, line: &str) -> (i32, String, String) {
-    let output = foretrain(dir, &words(line));
+    said_among(dir, line, &[])
+}
+
+/// What torchrun tells the second of two processes.
+pub const SECOND_OF_TWO: [(&str, &str); 3] = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+
+/// The same with variables of the environment.
+pub fn said_among(dir: &Path, line: &str, variables: &[(&str, &str)]) -> (i32, String, String) {
+    let command = &mut Command::new(env!("CARGO_BIN_EXE_foretrain"));
+    let output = command.args(words(line)).envs(variables.iter().copied()).current_dir(dir).output();
+    let output = output.expect("the binary runs");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     (output.status.code().expect("not killed"), text(&output.stdout), text(&output.stderr))
 }
@@ -26,10 +32,17 @@ pub fn succeeds(dir: &Path, line: &str) -> String {
     out
 }
 
-/// What `--json` prints, of an answer or of a refusal: which of them it is, callers see in it.
+/// What `--json` prints of an answer.
+#[track_caller]
 pub fn json(dir: &Path, line: &str) -> Value {
-    let (_, out, err) = said(dir, line);
-    assert_eq!(err, "", "{line}");
+    json_of(dir, line, 0)
+}
+
+/// What `--json` prints where the program ends with a code: 2 of a refusal, and of an answer that is not the one wished for.
+#[track_caller]
+pub fn json_of(dir: &Path, line: &str, code: i32) -> Value {
+    let (ended, out, err) = said(dir, line);
+    assert_eq!((ended, err.as_str()), (code, ""), "{line}: {out}");
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}\n{out}"))
 }
 

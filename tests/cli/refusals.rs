@@ -1,6 +1,6 @@
 //! What cannot be is refused: exit code 2, with the value and the remedy, as text and as JSON.
 
-use crate::program::{folder, golden, json, model, read, said, shipped, succeeds};
+use crate::program::{folder, golden, json_of, model, read, said, shipped, succeeds};
 use std::fs;
 use std::path::Path;
 
@@ -162,7 +162,7 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
         assert_eq!((code, out.as_str()), (2, ""), "{line}: {err}");
         assert!(err.starts_with("Error: "), "{line}: {err}");
         assert!(!err.contains("panicked"), "{line}: {err}");
-        let object = json(d, &format!("{line} --json"));
+        let object = json_of(d, &format!("{line} --json"), 2);
         assert!(object["error"].as_str().is_some_and(|e| !e.is_empty()), "{line}: {object}");
         all.push_str(&format!("$ foretrain {line}\n{}\n\n", err.trim_end()));
     }

@@ -1,8 +1,7 @@
 //! `run` and `compare` on the threads of this machine.
 
-use crate::program::{folder, json, model, read, said, succeeds, words};
+use crate::program::{SECOND_OF_TWO, folder, json, json_of, model, read, said, said_among, succeeds};
 use std::fs;
-use std::process::Command;
 
 #[test]
 fn a_plan_runs_as_it_says() {
@@ -78,7 +77,7 @@ fn a_loss_that_is_no_number_is_an_error_behind_its_results() {
     let (code, out, err) = said(dir.path(), line);
     assert!(code == 2 && out.contains("mean over the tokens"), "{code}, {out}");
     assert!(err.starts_with("Error: step 2: the loss is NaN") && err.contains("lower --lr"), "{err}");
-    let found = json(dir.path(), &format!("{line} --json"));
+    let found = json_of(dir.path(), &format!("{line} --json"), 2);
     assert!(found["error"].as_str().unwrap().starts_with("step 2: the loss is NaN"), "{found}");
     assert_eq!(found["steps"].as_array().unwrap().len(), 2, "a run stops where it diverges");
 }
@@ -115,12 +114,9 @@ fn a_comparison_joins_every_op() {
 #[test]
 fn cores_are_for_one_process() {
     let dir = folder();
-    let joined = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
     for line in ["run --out rows.csv", "validate --profile p.json", "compare --profile p.json", "calibrate --quick"] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));
-        let out = command.args(words(line)).envs(joined).current_dir(dir.path()).output().unwrap();
-        let err = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(2) && err.contains("process 1 of the 2 that torchrun started"), "{err}");
+        let (code, _, err) = said_among(dir.path(), line, &SECOND_OF_TWO);
+        assert!(code == 2 && err.contains("process 1 of the 2 that torchrun started"), "{err}");
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is written");
 }

@@ -57,7 +57,8 @@ fn what_faster_links_would_save_is_what_they_save() {
     }
 }
 
-/// Of NCCL's all-to-all the NICs are what takes longest; links inside nodes have room to spare beside them.
+/// Of NCCL's all-to-all the NICs are what takes longest: half as fast they make the step 1.29 times as long, and links inside
+/// nodes, which have room to spare beside them, a fortieth of that longer.
 #[test]
 fn a_slow_link_inside_a_node_costs_less_than_a_slow_nic() {
     let dir = folder();
@@ -65,19 +66,20 @@ fn a_slow_link_inside_a_node_costs_less_than_a_slow_nic() {
     let step = |fault: &str| json(dir.path(), &format!("{line} {fault}"))["step_time_s"].as_f64().unwrap();
     let [well, nic, inside, hardly] =
         ["", "--slow-link 3:0.5", "--slow-link 3:nvlink:0.5", "--slow-link 3:nvlink:0.95"].map(step);
-    assert!(nic > 1.25 * well && inside - well < 0.75 * (nic - well), "{well}, {nic}, {inside}");
-    assert!(hardly < 1.02 * well, "{well}, {hardly}");
+    assert!(nic > 1.25 * well && inside - well < 0.05 * (nic - well), "{well}, {nic}, {inside}");
+    assert!(hardly < 1.001 * well, "{well}, {hardly}");
 }
 
 /// The two channels of a send fill less than half of a NIC, and a tenth of NVLink: whichever is slower by less than that
-/// costs next to nothing (the gathers of weights fill a NIC), as on a cluster whose links are all so.
+/// costs next to nothing (the gathers of weights fill a NIC: 0.013), as on a cluster whose links are all so. A NIC with a tenth
+/// of its rate sends four times as long or more, which is most of this step.
 #[test]
 fn a_send_has_room_on_its_link() {
     let dir = folder();
     let line = "simulate --model llama-3-8b --gpus 16 --seq-len 128K --ring 16 --zero 3 --recompute full --json";
     let step = |fault: &str| json(dir.path(), &format!("{line} {fault}"))["step_time_s"].as_f64().unwrap();
     let [well, room, slow] = ["", "--slow-link 7:0.5", "--slow-link 7:0.1"].map(step);
-    assert!(room < 1.05 * well && slow > 1.5 * well, "{well}, {room}, {slow}");
+    assert!(room < 1.02 * well && slow > 3.0 * well, "{well}, {room}, {slow}");
 }
 
 /// Blocks of another plan have the names of these, and other sizes.

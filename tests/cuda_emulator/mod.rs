@@ -2,6 +2,10 @@
 //! fragments, asynchronous copies, shared memory that begins as NaN.
 #![allow(dead_code)]
 
+#[path = "../compiler/mod.rs"]
+mod compiler;
+
+use compiler::cxx;
 use foretrain::exec::cuda::lower::Launch;
 use foretrain::exec::cuda::source::{ALL, HEADERS};
 use std::collections::HashMap;
@@ -16,20 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use tempfile::TempDir;
 
-/// The compiler, if there is one.
-static COMPILER: LazyLock<Option<String>> = LazyLock::new(|| {
-    let names = ["c++", "g++", "clang++"].map(String::from);
-    names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success()))
-});
-
-/// Says so where kernels cannot be emulated.
-pub fn is_here() -> bool {
-    if COMPILER.is_none() {
-        eprintln!("skipped: no C++ compiler here, so CUDA kernels cannot be emulated");
-    }
-    COMPILER.is_some()
-}
-
 /// Whether programs look for races of a block's threads, by ThreadSanitizer.
 pub static RACES: AtomicBool = AtomicBool::new(false);
 
@@ -40,13 +30,10 @@ fn flags() -> &'static [&'static str] {
 
 /// Whether ThreadSanitizer is here and runs; says so if not.
 pub fn finds_races() -> bool {
-    if !is_here() {
-        return false;
-    }
     let dir = TempDir::new().unwrap();
     let (source, program) = (dir.path().join("none.cpp"), dir.path().join("none"));
     std::fs::write(&source, "int main() {}").unwrap();
-    let mut command = Command::new(COMPILER.as_ref().unwrap());
+    let mut command = Command::new(cxx());
     let made = command.arg("-fsanitize=thread").arg(&source).arg("-o").arg(&program).output().unwrap().status.success();
     let runs = made && Command::new(&program).output().is_ok_and(|done| done.status.success());
     if !runs {
@@ -79,7 +66,7 @@ fn program(launch: &Launch) -> PathBuf {
         std::fs::write(dir.join(file.name), file.text).unwrap();
     }
     let part = dir.join(format!("part{}", std::process::id()));
-    let done = Command::new(COMPILER.as_ref().unwrap())
+    let done = Command::new(cxx())
         .args(["-std=c++17", "-O1", "-w"])
         .args(flags())
         .args(launch.defines.iter().map(|(name, value)| format!("-D{name}={value}")))

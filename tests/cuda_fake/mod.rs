@@ -1,14 +1,16 @@
 //! Libraries that stand for NVIDIA's by their names, and the program run with them: the calls themselves, which a double of
 //! the device is above.
 
+#[path = "../compiler/mod.rs"]
+mod compiler;
+
+use compiler::cxx;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The compiler and the folder of the libraries, made once; none where there is no compiler.
-static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
-    let works = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|done| done.status.success());
-    let compiler = ["c++", "g++", "clang++"].into_iter().find(works)?;
+/// The folder of the libraries, made once.
+static MADE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_fake");
     std::fs::create_dir_all(&folder).unwrap();
     for (source, name) in [
@@ -18,7 +20,7 @@ static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
         ("cudnn.cpp", "libcudnn.so.9"),
         ("nccl.cpp", "libnccl.so.2"),
     ] {
-        let mut command = Command::new(compiler);
+        let mut command = Command::new(cxx());
         command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"]);
         command.arg(here().join(source)).arg(format!("-Wl,-soname,{name}"));
         if name.starts_with("libcublas") || name.starts_with("libcudnn") {
@@ -29,7 +31,7 @@ static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
         assert!(done.status.success(), "{source}: {}", String::from_utf8_lossy(&done.stderr));
         std::fs::rename(part, folder.join(name)).unwrap();
     }
-    Some((compiler, folder))
+    folder
 });
 
 fn here() -> PathBuf {
@@ -44,12 +46,10 @@ pub struct Ended {
     pub faults: Vec<String>,
 }
 
-/// Runs the program where the fake libraries are NVIDIA's; none where they cannot be made.
-pub fn foretrain(words: &str, variables: &[(&str, &str)]) -> Option<Ended> {
-    let Some((compiler, folder)) = &*MADE else {
-        eprintln!("skipped: no C++ compiler here, so NVIDIA's libraries cannot be stood for");
-        return None;
-    };
+/// Runs the program where the fake libraries are NVIDIA's.
+pub fn foretrain(words: &str, variables: &[(&str, &str)]) -> Ended {
+    // Before the folder, so that every test says what is missing.
+    let (compiler, folder) = (cxx(), &*MADE);
     let own = tempfile::tempdir().unwrap();
     let faults = own.path().join("faults");
     let done = Command::new(env!("CARGO_BIN_EXE_foretrain"))
@@ -65,5 +65,5 @@ pub fn foretrain(words: &str, variables: &[(&str, &str)]) -> Option<Ended> {
         .unwrap();
     let said = [done.stdout, done.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
     let faults = std::fs::read_to_string(faults).unwrap_or_default().lines().map(String::from).collect();
-    Some(Ended { code: done.status.code(), said, faults })
+    Ended { code: done.status.code(), said, faults }
 }

@@ -7,7 +7,7 @@ use foretrain::spec::{Parallelism, Recompute};
 use foretrain::strategy::build;
 
 #[test]
-fn one_rank() {
+fn one_rank_is_the_reference() {
     hold(&plan(none(), 2), &[0]);
 }
 
@@ -19,7 +19,7 @@ fn a_ring_on_one_gpu_and_on_two() {
 }
 
 #[test]
-fn usp_with_replicas() {
+fn replicas_of_usp_are_the_reference() {
     hold(&plan(Parallelism { ulysses: 2, ring: 2, dp: 2, zero: 1, ..none() }, 1), &[0]);
 }
 
@@ -36,7 +36,7 @@ fn two_ranks_have_the_same_kv_head() {
 }
 
 #[test]
-fn a_pipeline() {
+fn stages_are_the_reference_in_several_schedules() {
     hold(&plan(Parallelism { pp: 2, dp: 2, ..none() }, 2), &[0]);
     let options = "zb-h1".parse().unwrap();
     hold(&plan(Parallelism { pp: 2, dp: 2, options, ..none() }, 2), &[0]);
@@ -76,7 +76,7 @@ fn networks_and_logits_in_pieces() {
 }
 
 #[test]
-fn experts_by_every_way() {
+fn experts_are_the_reference_by_every_way() {
     for words in ["default", "dispatch-deepep-v1-normal", "dispatch-deepep-v1-ll", "dispatch-allgather"] {
         hold(&experts(words, 2), &[0]);
         hold(&experts(&format!("{words}+recompute-moe"), 2), &[0]);

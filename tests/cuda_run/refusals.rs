@@ -1,7 +1,6 @@
 //! What cannot be run, and what fails.
 
 use crate::cuda_double::Double;
-use crate::cuda_emulator;
 use crate::step::{ENGINES, model, none, options, plan};
 use foretrain::exec::Job;
 use foretrain::exec::cuda::run::train_on;
@@ -17,9 +16,6 @@ fn error_of(plan: &Plan, double: &mut Double) -> String {
 
 #[test]
 fn what_fails_is_named() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let plan = plan(Parallelism { ring: 2, ..none() }, 1);
     let mut double = Double::new(1, 8 << 30, 1);
     double.broken = Some("row_norm");

@@ -1,7 +1,6 @@
 //! Small plans, and their steps on a double of the device, held to the dense reference.
 
 use crate::cuda_double::Double;
-use crate::cuda_emulator;
 use crate::dense::{SEED, assert_close, config, near, planned, reference};
 use foretrain::exec::cuda::run::train_on;
 use foretrain::exec::source::Source;
@@ -64,17 +63,17 @@ pub fn steps(plan: &Plan, devices: &[u32], count: u64, seed: u64) -> Vec<Run> {
     runs
 }
 
-/// bf16 keeps 8 bits, and a gradient is behind some dozen roundings of it.
+/// bf16 keeps 8 bits, and a gradient is behind some dozen roundings of it: 0.025 at worst, of state spaces 0.05.
 const TOLERANCE: f64 = 0.06;
+
+/// Roundings of single logits, 2^-9 each, leave next to nothing of themselves in a mean over all tokens: 2e-4 at worst.
+pub const OF_A_LOSS: f64 = 0.001;
 
 #[track_caller]
 pub fn hold(plan: &Plan, devices: &[u32]) {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let run = steps(plan, devices, 1, 1).remove(0);
     let want = reference(plan, &config(plan));
-    assert_close("loss", &[run.loss], &[want.loss], 0.005);
+    assert_close("loss", &[run.loss], &[want.loss], OF_A_LOSS);
     near(&run, &want, TOLERANCE, 0.0);
     bytes(plan, &run);
 }

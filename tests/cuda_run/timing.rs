@@ -1,7 +1,6 @@
 //! Steps that are timed: what they compute on, and when they rest.
 
 use crate::cuda_double::Double;
-use crate::cuda_emulator;
 use crate::step::{experts, none, plan};
 use foretrain::exec::cuda::device::Device;
 use foretrain::exec::cuda::run::{Rest, Square, Timing, time_steps};
@@ -12,9 +11,6 @@ use foretrain::spec::{Parallelism, Recompute};
 /// One rank of four, by itself: the same kernels, and nothing of the others.
 #[test]
 fn one_rank_of_many_runs_alone() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     for par in [Parallelism { ring: 4, ..none() }, Parallelism { tp: 2, dp: 2, ..none() }] {
         let plan = plan(par, 1);
         let mut double = Double::new(1, 8 << 30, 1);
@@ -51,9 +47,6 @@ fn one_rank_of_many_runs_alone() {
 /// must be, with weights of either sign, and no zeros. What others would have sent a rank that is alone is among them.
 #[test]
 fn timed_steps_multiply_numbers() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let ways = [
         none(),
         Parallelism { ring: 4, recompute: Recompute::Full, ..none() },
@@ -81,9 +74,6 @@ fn timed_steps_multiply_numbers() {
 /// Behind so much work a GPU rests for as long within each step, too, but in the first, which says how long ops take.
 #[test]
 fn long_steps_have_rests_within_them() {
-    if !cuda_emulator::is_here() {
-        return;
-    }
     let plan = plan(Parallelism { tp: 2, ..none() }, 1);
     let mut double = Double::new(1, 8 << 30, 1);
     let mut work = vec![];

@@ -117,8 +117,9 @@ pub fn holds_beside(plan: &Plan, tolerance: f64, least: impl Fn(&StepResult) -> 
     near(&got, &want, tolerance, least(&want));
     if tolerance < 1e-6 {
         assert_eq!(got.weights.keys().collect::<Vec<_>>(), want.new_params.keys().collect::<Vec<_>>());
+        // Adam divides a gradient by its size and 1e-8: of one that is nothing but rounding, as a key's bias has it, more is left.
         for (name, want) in &want.new_params {
-            assert_close(name, &got.weights[name], want, 1e-7);
+            assert_close(name, &got.weights[name], want, 1e-9);
         }
     }
     counted(plan, &got);

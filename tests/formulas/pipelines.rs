@@ -42,14 +42,14 @@ fn bubbles(pp: u32, vp: u32, m: u64) -> (f64, f64) {
 }
 
 /// 1F1B: bubble (p-1)/(m+p-1) of the step. Interleaved: (p-1)/(v m) of the ideal time (arXiv:2104.04473,
-/// section 2.2). The head is on one stage alone, which the forms leave out: two parts in a hundred here.
+/// section 2.2). Embedding and head are on one stage each, which the forms leave out: half a part in a thousand here.
 #[test]
 fn bubbles_are_those_of_the_papers() {
     for (p, v, m) in [(2, 1, 4), (4, 1, 4), (4, 1, 16), (8, 1, 8), (4, 2, 8), (4, 2, 16), (8, 3, 16)] {
         let (bubble, compute) = bubbles(p, v, m);
         let ideal = f64::from(p - 1) / (f64::from(v) * m as f64);
         let want = ideal / (1.0 + ideal);
-        assert!((bubble - want).abs() < 0.02, "p {p} v {v} m {m}: bubble {bubble} of the step, {want} expected");
+        assert!((bubble - want).abs() < 1e-3, "p {p} v {v} m {m}: bubble {bubble} of the step, {want} expected");
         assert!((bubble + compute - 1.0).abs() < 1e-3);
     }
 }
@@ -70,12 +70,13 @@ fn a_bubble_is_nobodys_communication() {
             let [exposed, busy] = [&usage.exposed, &usage.comm].map(|of| of.get(&axis).copied().unwrap_or(0.0));
             assert!(busy > 0.0 && exposed <= busy * (1.0 + 1e-9), "{words}: {} {exposed} of {busy}", axis.name());
         }
-        // What ranks of a stage do and wait for among themselves takes the place of compute in the forms.
+        // What ranks of a stage do and wait for among themselves takes the place of compute in the forms; it, embedding and
+        // head make up to 0.006 of the step.
         if words != "zb-h1" {
             let ideal = f64::from(pp - 1) / (f64::from(vp) * m as f64);
             let (bubble, want) = (usage.bubble / step, ideal / (1.0 + ideal));
             assert!(
-                (bubble - want).abs() < 0.03,
+                (bubble - want).abs() < 0.01,
                 "pp {pp} vp {vp} m {m}: bubble {bubble} of the step, {want} expected"
             );
         }
@@ -106,8 +107,8 @@ fn gradients_of_weights_fill_the_bubble() {
         let ([f, both, w], bubble, step) = split(p, m, "zb-h1");
         assert!(w > 0.0 && w < both, "{w} of {both}");
         let times = f64::from(p - 1);
-        // Embedding and head, which are whole and on one stage alone, are left out of the forms.
-        let near = |bubble: f64, want: f64, step: f64| (bubble - want).abs() < 0.02 * step;
+        // Embedding and head, which are whole and on one stage alone, are left out of the forms: 0.0013 of the step.
+        let near = |bubble: f64, want: f64, step: f64| (bubble - want).abs() < 0.003 * step;
         let want = times * (f + both - 2.0 * w);
         assert!(near(bubble, want, step), "p {p} m {m}: {bubble} of {step}, {want} expected");
         let ([f, both, none], whole, step) = split(p, m, "default");
@@ -135,9 +136,11 @@ fn the_bubble_of_a_folded_pipeline() {
         assert!(pair > inputs && inputs > weights && weights > 0.0, "{pair} {inputs} {weights}");
         let want = f64::from(p - 1) * (pair + (inputs + weights) - 3.0 * weights);
         let step = found.step.value();
-        assert!((bubble - want).abs() < 0.02 * step, "p {p} m {m}: {bubble} of {step}, {want} expected");
+        // As above, and the fewer microbatches, the more: 0.008 of a step of eight.
+        assert!((bubble - want).abs() < 0.01 * step, "p {p} m {m}: {bubble} of {step}, {want} expected");
+        // Were all passes alike and none hidden, (3 + 2 - 3) of (1 + 2).
         let (plain, _) = of("default", 1);
-        assert!(bubble < 0.7 * plain, "p {p} m {m}: {bubble}, and 1F1B's {plain}");
+        assert!(bubble < 2.0 / 3.0 * plain, "p {p} m {m}: {bubble}, and 1F1B's {plain}");
     }
 }
 
@@ -165,21 +168,22 @@ fn pipelines_in_a_v_idle_as_the_papers_say() {
     };
     for (p, m) in [(4, 8), (4, 12), (5, 15), (8, 16)] {
         let times = f64::from(p - 1);
-        for (words, units, least) in [("zb-v", 1.0, 0.95), ("v-half", 3.0, 0.5), ("v-min", 4.0, 0.6)] {
+        // Passes are 6 % apart, and ZB-V waits for the longest; squeezed, V-Half leaves 0.65 to 1 of its half. V-Min has no
+        // slack for halves that are unlike: 1.15 to 1.27, for a little more idles with every microbatch.
+        for (words, units, within) in [("zb-v", 1.0, 1.0..1.1), ("v-half", 3.0, 0.6..1.05), ("v-min", 4.0, 1.0..1.3)] {
             let found = of(p, m, words, 2);
             let passes = PASSES.map(|path| busy(&found, path));
             let unit = passes.iter().sum::<f64>() / 3.0;
             assert!(passes.iter().all(|pass| (pass / unit - 1.0).abs() < 0.1), "{passes:?}");
             let bubble = found.mean().exposed_total() + found.mean().bubble;
             let want = units * times * unit;
-            // Halves are not quite equal, which V-Min has no slack for: a little more idles with every microbatch.
-            let near = bubble > least * want && bubble < 1.3 * want;
-            assert!(near, "{words} p {p} m {m}: {bubble}, {want} expected");
+            assert!(within.contains(&(bubble / want)), "{words} p {p} m {m}: {bubble}, {want} expected");
         }
         let plain = of(p, m, "default", 1);
         let (bubble, want) = (plain.mean().exposed_total() + plain.mean().bubble, 6.0 * times);
         let unit = plain.mean().compute / (6 * m) as f64;
-        assert!((bubble / unit / want - 1.0).abs() < 0.05, "1F1B p {p} m {m}: {bubble}, {want} times {unit} expected");
+        // Compute has embedding and head, which are no pass, in it: 0.017 where microbatches are few.
+        assert!((bubble / unit / want - 1.0).abs() < 0.02, "1F1B p {p} m {m}: {bubble}, {want} times {unit} expected");
     }
 }
 
@@ -223,8 +227,7 @@ fn split_stages_keep_as_many_as_the_first() {
 }
 
 /// The same papers: activations of p microbatches at most in ZB-V, as 1F1B has on its first stage, of p/2 + 1 in V-Half and
-/// (p+2)/3 in V-Min, whichever the stage. While a unit goes backward, gradients that its weights' will be made of come beside
-/// them.
+/// (p+2)/3 in V-Min, on the stage that has most.
 #[test]
 fn pipelines_in_a_v_keep_what_the_papers_say() {
     let k = 4;
@@ -238,8 +241,7 @@ fn pipelines_in_a_v_keep_what_the_papers_say() {
             // A layer more in both chunks is what a layer more twice is in a stage of 1F1B.
             let grown: Vec<u64> = (0..p).map(|stage| (alive(4, stage) - alive(3, stage)) / 2).collect();
             let (top, one) = (*grown.iter().max().unwrap(), activations(S, k, 1));
-            assert!(top <= u64::from(most) * one * 21 / 20, "{words} p {p}: {grown:?} of {most} times {one}");
-            assert!(top > (u64::from(most) - 1) * one, "{words} p {p}: {grown:?} of {most} times {one}");
+            assert_eq!(top, u64::from(most) * one, "{words} p {p}: {grown:?} of {most} times {one}");
         }
     }
 }

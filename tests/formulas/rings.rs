@@ -194,7 +194,7 @@ fn waits_and_buffers(words: &str) -> (f64, u64) {
 fn gathered_ahead_all_kv_heads_but_the_first_are_hidden() {
     let (whole, whole_buffers) = waits_and_buffers("gather-kv");
     let (ahead, ahead_buffers) = waits_and_buffers("gather-kv-prefetch");
-    // Of each pass's eight gathers one shows; in the backward pass each reduce-scatter still does, in part.
-    assert!(ahead < 0.4 * whole, "{ahead} of {whole}");
+    // Of eight gathers, and of the scatters behind them, one shows.
+    assert!(ahead < whole / 8.0, "{ahead} of {whole}");
     assert!(ahead_buffers < whole_buffers / 2, "two of eight KV heads at a time");
 }

@@ -1,6 +1,8 @@
 //! One rank, every degree at once, and layouts that are drawn.
 
-use crate::case::{Case, Family, case, gpt2_dropping, holds, latent, least, llama, megascale, neox, qwen2, qwen3};
+use crate::case::{
+    Case, F32, Family, case, gpt2_dropping, holds, holds_within, latent, least, llama, megascale, neox, qwen2, qwen3,
+};
 use crate::dense::{both, error_beside, run};
 use foretrain::plan::Dtype;
 use foretrain::spec::{Parallelism, Recompute};
@@ -8,14 +10,14 @@ use foretrain::strategy::feasible;
 use proptest::prelude::*;
 
 #[test]
-fn one_rank() {
-    holds(&case(), 1e-10);
+fn one_rank_is_the_reference() {
+    holds(&case());
 }
 
 #[test]
 fn everything_at_once() {
     let par = Parallelism { dp: 2, ring: 3, ulysses: 2, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };
-    holds(&Case { layers: 3, batch: 2, microbatches: 3, par, ..case() }, 1e-10);
+    holds(&Case { layers: 3, batch: 2, microbatches: 3, par, ..case() });
 }
 
 #[test]
@@ -107,10 +109,11 @@ fn cases() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
-    /// The whole pipeline in f64, where a logic error cannot hide behind rounding.
+    /// The whole pipeline in f64, where a logic error cannot hide behind rounding: of which norms of two numbers make more, 8e-11 in
+    /// 1200 draws.
     #[test]
     fn any_layout_equals_the_reference(case in cases()) {
-        holds(&case, 1e-9);
+        holds_within(&case, 1e-9);
     }
 
     /// The real kernels in f32: rounding alone separates them from the reference. The bound grows with the
@@ -119,6 +122,6 @@ proptest! {
     #[test]
     fn any_layout_is_close_in_f32(case in cases()) {
         let case = Case { dtype: Dtype::F32, ..case };
-        holds(&case, f64::max(2e-4, 8.0 * rounding(&case)));
+        holds_within(&case, f64::max(F32, 8.0 * rounding(&case)));
     }
 }

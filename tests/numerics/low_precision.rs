@@ -7,22 +7,27 @@ use foretrain::exec::source::Source;
 use foretrain::plan::Dtype;
 use foretrain::spec::{LlmSpec, Parallelism};
 
-/// bf16 keeps 8 bits: the errors of two layers, ring merges in fp32, stay within a few of its last places.
+/// bf16 keeps 8 bits, 0.004 of a number: gradients behind two layers, ring merges in fp32, are off by 0.027 of their largest.
+/// Twice as much is no rounding any more.
+const BF16: f64 = 0.05;
+
 #[test]
 fn bf16_is_near_the_reference() {
     let par = Parallelism { ring: 2, ulysses: 2, zero: 1, ..case().par };
     let plan = Case { dtype: Dtype::Bf16, batch: 2, par, ..case() }.plan();
     let (got, want) = both(&plan);
-    assert_close("loss", &[got.loss], &[want.loss], 1e-2);
+    // Over all tokens roundings average out.
+    assert_close("loss", &[got.loss], &[want.loss], 1e-3);
     for (name, want) in &want.grads {
-        assert_close(name, &got.grads[name], want, 0.08);
+        assert_close(name, &got.grads[name], want, BF16);
     }
 }
 
-/// Sums in fp32 and within kernels lose no more than a few places of bf16; TransformerEngine's sums in bf16, more.
+/// Sums in fp32 and within kernels lose no more than that; TransformerEngine's sums in bf16 do, 0.048, and so does what of a
+/// ring's backward pass is sent in bf16 and not made again, 0.039.
 #[test]
 fn bf16_rings_are_near_the_reference() {
-    for (words, tolerance) in [("merge-in-kernel", 0.08), ("dkv-model+merge-at-end", 0.12), ("burst", 0.1)] {
+    for (words, tolerance) in [("merge-in-kernel", BF16), ("dkv-model+merge-at-end", 0.08), ("burst", 0.07)] {
         let par = Parallelism { ring: 4, options: words.parse().unwrap(), ..case().par };
         let plan = Case { dtype: Dtype::Bf16, batch: 2, par, ..case() }.plan();
         let (got, want) = both(&plan);
@@ -59,7 +64,7 @@ fn gradients_in_bf16_are_near_the_reference() {
             let halved = if words.is_empty() { "bf16-grads".into() } else { format!("{words}+bf16-grads") };
             let words = if words.is_empty() { "default" } else { words };
             let (wide, narrow) = (worst(words, zero, microbatches), worst(&halved, zero, microbatches));
-            assert!(narrow.0 < 0.2, "{halved}, ZeRO {zero}: {}", narrow.0);
+            assert!(narrow.0 < BF16, "{halved}, ZeRO {zero}: {}", narrow.0);
             assert!(narrow.1 < wide.1 && narrow.2 < wide.2, "{halved}, ZeRO {zero}: {narrow:?}, {wide:?}");
         }
     }
@@ -67,24 +72,24 @@ fn gradients_in_bf16_are_near_the_reference() {
     assert!(narrow > wide, "16 microbatches: {narrow} in bf16, {wide} in fp32");
 }
 
-/// Four bits of a number are left in the products of a layer: its outputs move by some percent.
+/// Four bits of a number are left in the products of a layer: a gradient of this model is off by up to half of its size, in every
+/// direction. Along the reference's it is as long, with as many tokens within 0.11: what is wrong by a factor or a term is not.
 #[test]
 fn fp8_is_near_the_reference_and_not_bf16() {
     let words = |text: &str| Parallelism { ring: 2, zero: 1, options: text.parse().unwrap(), ..case().par };
-    let plan = |text| Case { dtype: Dtype::Bf16, batch: 2, par: words(text), ..case() }.plan();
+    let plan = |text| Case { dtype: Dtype::Bf16, batch: 16, seq_units: 16, par: words(text), ..case() }.plan();
     let ((got, want), wide) = (both(&plan("fp8")), run(&plan("default")));
-    assert_close("loss", &[got.loss], &[want.loss], 0.03);
-    // Over all gradients together: single ones of a model this small may be off by half their size.
-    let squares = |x: f64| x * x;
-    let off = |run: &Run| -> f64 {
-        let of = |(name, want): (&String, &Vec<f64>)| -> f64 {
-            run.grads[name].iter().zip(want).map(|(g, w)| squares(g - w)).sum()
-        };
-        want.grads.iter().map(of).sum::<f64>().sqrt()
-    };
-    let size = want.grads.values().flatten().map(|&w| squares(w)).sum::<f64>().sqrt();
-    let [got, wide] = [off(&got), off(&wide)];
-    assert!(got > 4.0 * wide && got < 0.5 * size, "{got} of {size}, in bf16 {wide}");
+    assert_close("loss", &[got.loss], &[want.loss], 3e-3);
+    let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for (name, want) in &want.grads {
+        let along = product(&got.grads[name], want) / product(want, want);
+        let [narrow, wide] = [&got, &wide].map(|run| {
+            let off: Vec<f64> = run.grads[name].iter().zip(want).map(|(got, want)| got - want).collect();
+            (product(&off, &off) / product(want, want)).sqrt()
+        });
+        assert!((along - 1.0).abs() < 0.15, "{name}: {along} of it along the reference's");
+        assert!(narrow > 3.0 * wide && narrow < 0.6, "{name}: {narrow} off, in bf16 {wide}");
+    }
 }
 
 /// Of a width at which blocks of scales begin where rows do, and every rank's share too: what is gathered in FP8 is what

@@ -19,7 +19,7 @@ fn a_pipeline_of_stages() {
         (2, 3, 18, 4, 1, Recompute::None, true),
     ] {
         let par = Parallelism { pp, vp, zero, recompute, ..case().par };
-        holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+        holds(&Case { layers, microbatches, tie, par, ..case() });
     }
 }
 
@@ -43,7 +43,7 @@ fn a_pipeline_with_every_other_degree() {
     ] {
         let options: foretrain::spec::Options = words.parse().unwrap();
         let par = Parallelism { pp, vp, dp: 2, ring: 2, ulysses: 2, zero: 1, options, ..case().par };
-        holds(&Case { layers, microbatches, batch: 2, par, tie: true, ..case() }, 1e-10);
+        holds(&Case { layers, microbatches, batch: 2, par, tie: true, ..case() });
     }
 }
 
@@ -61,7 +61,7 @@ fn a_pipeline_of_tensor_parallel_stages() {
     ] {
         let par = Parallelism { pp, vp, tp: 2, dp: 2, zero: 1, options: words.parse().unwrap(), ..case().par };
         let layers = 2 * u64::from(pp * vp);
-        holds(&Case { layers, ffn: 6, microbatches: 4, batch: 2, tie: true, par, ..case() }, 1e-10);
+        holds(&Case { layers, ffn: 6, microbatches: 4, batch: 2, tie: true, par, ..case() });
     }
 }
 
@@ -80,7 +80,7 @@ fn a_pipeline_inside_of_replicas() {
     ] {
         let options = format!("{words}+pp-inside").parse().unwrap();
         let par = Parallelism { options, ..par };
-        holds(&Case { layers, microbatches, ffn: 12, kv_heads: 4, batch: 2, tie: true, par, ..case() }, 1e-10);
+        holds(&Case { layers, microbatches, ffn: 12, kv_heads: 4, batch: 2, tie: true, par, ..case() });
     }
 }
 
@@ -107,8 +107,8 @@ fn gradients_of_weights_come_later() {
         let options = format!("{words}+zb-h1").parse().unwrap();
         let par = Parallelism { options, ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
-        holds(&case, 1e-10);
-        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+        holds(&case);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case });
     }
 }
 
@@ -128,8 +128,8 @@ fn gradients_of_weights_come_later_of_what_is_computed_again() {
     {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
-        holds(&case, 1e-10);
-        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+        holds(&case);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case });
     }
 }
 
@@ -151,14 +151,14 @@ fn a_pipeline_that_is_folded() {
         let options = format!("{words}+dualpipe-v").parse().unwrap();
         let par = Parallelism { options, ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
-        holds(&case, 1e-10);
-        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+        holds(&case);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case });
     }
 }
 
 /// Two chunks a stage in a V, every backward pass in two halves, with fewer microbatches than fill it, and with more.
 #[test]
-fn pipelines_in_a_v() {
+fn pipelines_in_a_v_are_the_reference() {
     let one = Parallelism { vp: 2, ..case().par };
     for (family, words, tie, layers, microbatches, par) in [
         (llama, "zb-v", true, 4, 1, Parallelism { pp: 2, ..one }),
@@ -177,7 +177,7 @@ fn pipelines_in_a_v() {
     {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
-        holds(&case, 1e-10);
-        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+        holds(&case);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case });
     }
 }

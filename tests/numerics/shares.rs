@@ -8,7 +8,7 @@ fn sums_behind_the_backward_pass() {
     for (zero, dp, ring, microbatches) in [(0, 3, 1, 2), (1, 2, 2, 3), (1, 4, 1, 1)] {
         let options = "no-overlap-grad+wait-passes".parse().unwrap();
         let par = Parallelism { dp, ring, zero, options, ..case().par };
-        holds(&Case { layers: 3, microbatches, tie: true, par, ..case() }, 1e-10);
+        holds(&Case { layers: 3, microbatches, tie: true, par, ..case() });
     }
 }
 
@@ -22,7 +22,7 @@ fn sums_and_losses_of_kernels_of_their_own() {
         (3, 2, 1, 1, "add-grads+wide-loss", true),
     ] {
         let par = Parallelism { dp, tp, pp, zero, options: words.parse().unwrap(), ..case().par };
-        holds(&Case { layers: 2, microbatches: 3, kv_heads: 2, tie, par, ..case() }, 1e-10);
+        holds(&Case { layers: 2, microbatches: 3, kv_heads: 2, tie, par, ..case() });
     }
 }
 
@@ -37,7 +37,7 @@ fn gradients_and_weights_in_shares() {
             (5, 2, 2, 2, Recompute::Full, true),
         ] {
             let par = Parallelism { dp, ring, zero, recompute, options: words.parse().unwrap(), ..case().par };
-            holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+            holds(&Case { layers, microbatches, tie, par, ..case() });
         }
     }
 }
@@ -64,15 +64,15 @@ fn gradients_and_weights_in_shares_of_stages() {
             (2, 2, 12, 4, 2, 1, Recompute::None, false),
         ] {
             let par = Parallelism { pp, vp, dp, tp, zero, recompute, options: words.parse().unwrap(), ..case().par };
-            holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+            holds(&Case { layers, microbatches, tie, par, ..case() });
         }
     }
     // Embedding and head in stages of their own, without layers.
     let par = Parallelism { pp: 3, dp: 2, zero: 3, options: "short-ends".parse().unwrap(), ..case().par };
-    holds(&Case { layers: 1, microbatches: 4, par, tie: true, ..case() }, 1e-10);
+    holds(&Case { layers: 1, microbatches: 4, par, tie: true, ..case() });
     let options = "no-overlap-p2p+short-ends".parse().unwrap();
     let par = Parallelism { pp: 2, dp: 2, ring: 2, ulysses: 2, zero: 3, options, ..case().par };
-    holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() }, 1e-10);
+    holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() });
 }
 
 /// Every rank has the sums whole and takes its share, wherever it stands among those with the same weights.
@@ -88,8 +88,8 @@ fn gradients_whole_on_every_rank() {
     ] {
         let options = words.parse().unwrap();
         let par = Parallelism { dp, ring, ulysses, tp, pp, vp, zero: 1, options, ..case().par };
-        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() }, 1e-10);
-        holds(&Case { layers: 4, microbatches, par, ..case() }, 1e-10);
+        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() });
+        holds(&Case { layers: 4, microbatches, par, ..case() });
     }
 }
 
@@ -108,8 +108,8 @@ fn shares_in_groups_of_ranks() {
     ] {
         let options = format!("{words}+shard-{shard}").parse().unwrap();
         let par = Parallelism { dp, ring, pp, zero, options, ..case().par };
-        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() }, 1e-10);
+        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() });
         let par = Parallelism { tp: 2, ..par };
-        holds(&Case { layers: 4, microbatches, par, ..case() }, 1e-10);
+        holds(&Case { layers: 4, microbatches, par, ..case() });
     }
 }

@@ -6,11 +6,11 @@ use foretrain::spec::{Parallelism, Recompute};
 
 /// The vocabulary of 29 comes out even over no number of ranks.
 #[test]
-fn tensor_parallel() {
+fn tensor_parallel_ranks_are_the_reference() {
     for (tp, words) in [(2, "default"), (2, "no-sp"), (3, "default")] {
         for tie in [false, true] {
             let par = Parallelism { tp, options: words.parse().unwrap(), ..case().par };
-            holds(&Case { kv_heads: u64::from(tp), ffn: 6, tie, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+            holds(&Case { kv_heads: u64::from(tp), ffn: 6, tie, batch: 2, microbatches: 2, par, ..case() });
         }
     }
 }
@@ -21,7 +21,7 @@ fn tensor_parallel_inside_everything_else() {
     for words in ["default", "no-sp"] {
         let options = words.parse().unwrap();
         let par = Parallelism { dp: 2, ring: 2, ulysses: 2, tp: 2, zero: 1, recompute, options, ..rest };
-        holds(&Case { kv_heads: 4, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+        holds(&Case { kv_heads: 4, batch: 2, microbatches: 2, par, ..case() });
     }
 }
 
@@ -31,10 +31,10 @@ fn tensor_parallel_in_chunks() {
     for (family, tp) in [(llama, 2), (gpt2_dropping, 2), (palm, 3), (neox, 4)] as [(Family, _); 4] {
         let par = Parallelism { tp, options: "tp-overlap".parse().unwrap(), ..case().par };
         let of = Case { family, kv_heads: u64::from(tp), ffn: 12, seq_units: 4, par, ..case() };
-        holds(&Case { batch: 2, microbatches: 2, ..of.clone() }, 1e-10);
+        holds(&Case { batch: 2, microbatches: 2, ..of.clone() });
         let recompute = Recompute::Full;
-        holds(&Case { par: Parallelism { dp: 2, ring: 2, zero: 1, recompute, ..par }, ..of.clone() }, 1e-10);
-        holds(&Case { par: Parallelism { pp: 2, ..par }, microbatches: 2, ..of }, 1e-10);
+        holds(&Case { par: Parallelism { dp: 2, ring: 2, zero: 1, recompute, ..par }, ..of.clone() });
+        holds(&Case { par: Parallelism { pp: 2, ..par }, microbatches: 2, ..of });
     }
 }
 
@@ -55,8 +55,8 @@ fn kv_heads_on_several_tensor_parallel_ranks() {
     {
         let par = Parallelism { tp, options: words.parse().unwrap(), ..par };
         let case = Case { family, kv_heads, group, ffn: 12, microbatches: 2, par, ..case() };
-        holds(&case, 1e-10);
-        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+        holds(&case);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case });
     }
 }
 
@@ -66,6 +66,6 @@ fn kv_heads_on_several_tensor_parallel_ranks() {
 fn shared_weights_under_every_stage_of_zero() {
     for zero in 0..=3 {
         let par = Parallelism { tp: 3, ulysses: 2, zero, recompute: Recompute::Full, ..Parallelism::default() };
-        holds(&Case { family: gpt2, kv_heads: 6, ffn: 21, par, ..case() }, 1e-10);
+        holds(&Case { family: gpt2, kv_heads: 6, ffn: 21, par, ..case() });
     }
 }

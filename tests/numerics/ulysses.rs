@@ -8,7 +8,7 @@ use foretrain::spec::{Parallelism, Recompute};
 #[test]
 fn ulysses_with_more_ranks_than_kv_heads() {
     let par = Parallelism { ulysses: 8, ..case().par };
-    holds(&Case { group: 4, batch: 2, par, ..case() }, 1e-10);
+    holds(&Case { group: 4, batch: 2, par, ..case() });
 }
 
 #[test]
@@ -29,12 +29,12 @@ fn every_way_to_exchange_heads() {
         let ring = if words.contains("gather") || words.contains("ring") { 2 } else { 1 };
         let batch = 1 + i as u64 % 2;
         let model = Case { kv_heads, group, batch, ..said(words, ring, ulysses) };
-        holds(&model, 1e-10);
+        holds(&model);
         let par = Parallelism { zero: 1, recompute: Recompute::Full, ..model.par };
-        holds(&Case { microbatches: 2, dtype: Dtype::F32, par, ..model.clone() }, 2e-4);
+        holds(&Case { microbatches: 2, dtype: Dtype::F32, par, ..model.clone() });
         // Tensor-parallel ranks have as many heads each.
         let par = Parallelism { tp: 2, ..model.par };
-        holds(&Case { kv_heads: 2 * kv_heads, ffn: 4, par, ..model }, 1e-10);
+        holds(&Case { kv_heads: 2 * kv_heads, ffn: 4, par, ..model });
     }
 }
 

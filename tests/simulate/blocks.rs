@@ -13,7 +13,8 @@ fn blocks_take_as_long_as_their_ops() {
         simulate(plan, host.machine(), &[], Effort { blocks, why: false, ..Effort::SPANS }).unwrap()
     };
     for (dp, ring, ulysses, pp) in [(8, 1, 1, 1), (2, 4, 1, 1), (2, 2, 2, 1), (2, 1, 1, 4)] {
-        for (engines, bound) in [(COPY, 0.0), (SM, 0.02)] {
+        // What SMs come and go for inside a block is up to 0.0045 of a step.
+        for (engines, bound) in [(COPY, 0.0), (SM, 0.01)] {
             let par = Parallelism { pp, ..way(dp, ring, ulysses) };
             let plan = plans::plan(&model(8, 4, false), &par, &work(&par, 960, 1, 3), engines);
             // A late CPU is another thing that blocks do not know inside themselves.
@@ -46,8 +47,7 @@ fn measured_blocks_take_what_was_measured() {
         let predicted = BlockTimes::predicted(&plan, host.machine()).unwrap();
         assert!(predicted.blocks.len() > 10, "{predicted:?}");
         let alone = of(&BlockTimes::default());
-        let same = of(&predicted).value() / alone.value() - 1.0;
-        assert!(same.abs() < 1e-7, "{same}");
+        assert_eq!(of(&predicted), alone);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("blocks.json");
         let mut doubled = predicted.clone();

@@ -56,8 +56,8 @@ fn a_dead_plane_leaves_its_bytes_to_the_others() {
         let well = step(&with(&plan, &two, true, &[]));
         let half = step(&with(&plan, &two, true, &[dead("1")]));
         let wanted = step(&with(&plan, &one, true, &[]));
-        // The library chooses its protocols as if all planes were there.
-        assert!(half > 1.01 * well && (half / wanted - 1.0).abs() < 0.05, "{narrow}: {well} {half} {wanted}");
+        // The time of a sum is its bytes' alone, whichever network the library chose its protocols for; 1e-12 s round it.
+        assert!(half > 1.5 * well && (half / wanted - 1.0).abs() < 1e-9, "{narrow}: {well} {half} {wanted}");
         let each = step(&with(&plan, &two, false, &[dead("1")]));
         assert!((each / half - 1.0).abs() < 1e-6, "{narrow}: {each} unfolded, {half} folded");
         let late = step(&with(&plan, &two, true, &[dead(&format!("1@{}", 0.5 * well))]));

@@ -23,7 +23,12 @@ fn a_dead_rank_shows_who_waits_for_it() {
 fn a_link_that_is_down_hangs_those_who_need_it() {
     let (plan, host) = two_nodes();
     let found = with(&plan, &host, true, &[Fault::slow_link("3:0").unwrap()]);
-    assert!(found.hang.is_some());
+    let hang = found.hang.unwrap();
+    assert_eq!(hang.down.iter().map(|down| (down.rank, down.link)).collect::<Vec<_>>(), [(3, "between nodes")]);
+    assert!(hang.dead.is_empty() && hang.over_s.is_none(), "{hang:?}");
+    // Sums of gradients go over all NICs, and nothing else does.
+    assert!(hang.waiting.iter().all(|w| w.path.contains("grad_sum")), "{hang:?}");
+    assert_eq!(hang.waiting.iter().map(|w| w.ranks).sum::<u32>(), 16, "{hang:?}");
     let back = Fault::SlowLink { rank: 3, port: Port::Nic, factor: 0.0, from_s: 0.0, to_s: Some(2.0) };
     let found = with(&plan, &host, true, &[back]);
     assert!(found.hang.is_none() && step(&found) > 2.0);

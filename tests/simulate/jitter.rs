@@ -21,7 +21,7 @@ fn jitter_is_folded_within_a_bound() {
         };
         let (few, all) = (mean(true), mean(false));
         assert!(all > well, "{all} {well}");
-        // Of what jitter adds, and of the step.
+        // Of what jitter adds, and of the step; means of forty steps are as far off by lot: 0.06 to 0.22, and to 0.0075.
         let (error, added) = ((few - all).abs(), all - well);
         assert!(error < 0.3 * added && error < 0.01 * well, "sd {sd}: {few} folded, {all} unfolded, {well} without");
         let effort = Effort { seed: 3, ..Effort::SUMS };

@@ -84,9 +84,8 @@ fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
         let cost = cost(&plan, host.machine(), FLAT).unwrap();
         assert!(alone.shared.is_empty());
         let (shared, alone_s, costed) = (step(&few), step(&alone), cost.step.value());
-        // Alone they have NICs to themselves that groups alike share in the analytic times.
-        assert!(shared >= alone_s && alone_s >= 0.95 * costed, "{name}: {shared} s, {alone_s} alone, {costed} costed");
-        assert!((step(&few) / step(&all) - 1.0).abs() < 1e-6, "{name}: {} folded, {} unfolded", step(&few), step(&all));
+        assert!(shared >= alone_s && alone_s == costed, "{name}: {shared} s, {alone_s} alone, {costed} costed");
+        assert_eq!(shared, step(&all), "{name}: folded, and unfolded");
         assert_eq!(few.shared.is_empty(), few.slowed == alone.slowed && step(&few) == step(&alone), "{name}");
         if step(&few) > 1.0001 * step(&alone) {
             slowed.push(name);
@@ -96,8 +95,8 @@ fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
     assert_eq!(slowed, ["two NICs, rings"]);
 }
 
-/// Every event ends something or is an edge in the speed of a link: there cannot be more of them than that, however fast
-/// a link flaps, and whatever else is on it.
+/// Every event begins or ends something, and an edge in the speed of a link is none: a class of ranks has as many as on a
+/// machine that is well, however fast a link flaps, and whatever else is on it.
 #[test]
 fn the_loop_does_not_turn_without_getting_on() {
     let par = way(32, 1, 1);
@@ -108,10 +107,8 @@ fn the_loop_does_not_turn_without_getting_on() {
         let flapping = [Fault::flapping(&format!("3:{up}:{down}")).unwrap(), Fault::slow_link("9:0.3").unwrap()];
         let found = with(&plan, &host, true, &flapping);
         let classes = found.timeline.classes.len() as f64 / well.timeline.classes.len() as f64;
-        // An edge on either port of the rank, for each transfer that is on it.
-        let edges = 8.0 * step(&found) / (up + down);
-        let most = 4.0 * classes * well.events as f64 + edges;
-        assert!((found.events as f64) < most, "{} events, {} of a machine that is well", found.events, well.events);
+        let most = classes * well.events as f64;
+        assert!(found.events as f64 <= most, "{} events, {} of a machine that is well", found.events, well.events);
         assert!(found.hang.is_none() && step(&found) > step(&well));
     }
 }

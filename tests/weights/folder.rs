@@ -48,9 +48,14 @@ pub fn read(path: &Path) -> Tensors {
     file.iter().map(|(n, v)| (n.to_string(), (v.shape().to_vec(), f32s(v.data())))).collect()
 }
 
+/// What the program prints as JSON: an error where its exit code is 2, and nowhere else.
+#[track_caller]
 pub fn run(dir: &Path, args: &str) -> Value {
-    let out = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args.split(' ')).current_dir(dir).output();
-    serde_json::from_slice(&out.expect("the binary runs").stdout).expect("JSON")
+    let command = &mut Command::new(env!("CARGO_BIN_EXE_foretrain"));
+    let out = command.args(args.split(' ')).current_dir(dir).output().expect("the binary runs");
+    let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(out.status.code(), Some(if json["error"].is_null() { 0 } else { 2 }), "{args}: {json:#}");
+    json
 }
 
 pub fn ids() -> Vec<u32> {

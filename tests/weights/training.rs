@@ -48,13 +48,11 @@ fn trains_as_the_reference(config: &str, theirs: Theirs, splits: &[&str]) {
     }
 }
 
-/// After steps of Adam, which divides by the root of what may be next to nothing: rounding moves a weight whose gradient
-/// is nothing but rounding by a whole step, lr = 1e-3 of three; all others stay where they belong.
+/// After steps of Adam, which divides by the root of what may be next to nothing: rounding would move a weight whose gradient
+/// is nothing but rounding by a whole step, lr = 1e-3. These models have no such gradient: what moves most is off by 4e-7.
 fn assert_near(name: &str, got: &[f32], want: &[f32]) {
-    let off: Vec<f32> = got.iter().zip(want).map(|(g, w)| (g - w).abs()).collect();
-    let far = off.iter().filter(|off| **off > 2e-5).count();
-    assert!(got.len() == want.len() && far * 100 <= got.len(), "{name}: {far} of {} are off", got.len());
-    assert!(off.iter().all(|off| *off < 6e-3), "{name}: {off:?}");
+    let off = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+    assert!(got.len() == want.len() && off < 5e-6, "{name}: {off}");
 }
 
 #[test]
