@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", value_parser = count, default_value = "1")]
     batch: u64,
     /// Ring attention: ranks that share the sequence
-    #[arg(long, value_name = "N", value_parser = degree, default_value = "1")]
+    #[arg(long, visible_alias = "cp", value_name = "N", value_parser = degree, default_value = "1")]
     ring: u32,
     /// Ulysses: ranks that share the heads
     #[arg(long, value_name = "N", value_parser = degree, default_value = "1")]

@@ -54,7 +54,7 @@ pub struct Config {
     #[arg(long, value_name = "N", value_parser = degree)]
     ulysses: Option<u32>,
     /// Ring attention: ranks that share the sequence [default: 1]
-    #[arg(long, value_name = "N", value_parser = degree)]
+    #[arg(long, visible_alias = "cp", value_name = "N", value_parser = degree)]
     ring: Option<u32>,
     /// Expert parallelism: ranks, of dp x ring x ulysses x tp, that share the experts [default: 1]
     #[arg(long, value_name = "N", value_parser = degree)]

@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
     /// Ring degrees [default: with --ulysses 1, else all GPUs (or as many as share a hybrid's states), and what Ulysses leaves]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    #[arg(long, visible_alias = "cp", value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
     #[command(flatten)]
     experts: Experts,

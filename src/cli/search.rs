@@ -67,7 +67,7 @@ pub struct Flags {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
     /// Ring degrees [default: powers of two that leave a rank 2K tokens]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    #[arg(long, visible_alias = "cp", value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
     /// Ranks that share the experts of a layer [default: divisors of the experts up to 64]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]

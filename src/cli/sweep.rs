@@ -51,7 +51,7 @@ pub struct Flags {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
     /// Ring degrees [default: with --ulysses 1, else a choice of both]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    #[arg(long, visible_alias = "cp", value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
     #[command(flatten)]
     experts: Experts,
