@@ -37,7 +37,10 @@ impl Costed<'_> {
     /// The row of this plan; where memory does not suffice it says so and has its numbers all the same.
     pub fn row(&self) -> Row {
         let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
-        row.set_layout(self.layout, &Place { aside: &self.aside, cluster: self.cluster, stack: self.stack });
+        row.set_layout(
+            self.layout,
+            &Place { aside: &self.aside, cluster: self.cluster, stack: self.stack, headroom: 0.0 },
+        );
         row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
         row.set_dropped(dropped(&self.plan.routes));
         row

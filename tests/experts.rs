@@ -5,6 +5,7 @@ mod dense;
 
 use dense::{error, run};
 use foretrain::exec::Run;
+use foretrain::exec::source::Source;
 use foretrain::plan::{Counts, Dtype, Engine, Plan, Route, route::DROPPED};
 use foretrain::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Parallelism, Recompute, Score, Workload};
 use foretrain::strategy::{Engines, build_routed, expert};
@@ -234,6 +235,28 @@ fn experts_in_shares() {
             holds(&Case { microbatches: u64::from(par.pp) * 2, ..one.clone() }, 1e-10);
             holds(&Case { microbatches: u64::from(par.pp), mla: true, ..one }, 1e-10);
         }
+    }
+}
+
+/// Experts' weights are gathered in FP8 among the ranks that have the same ones: what is sent is what is counted, and the
+/// loss of the second step is that of weights to four bits.
+#[test]
+fn experts_are_gathered_in_fp8_too() {
+    let moe = MoeSpec { shared_ffn: 4, ..case(1, "").moe };
+    for (zero, dp, ep, pp) in [(1, 4, 2, 1), (3, 4, 2, 1), (2, 4, 2, 2)] {
+        let of = |words: &str| {
+            let par = Parallelism { dp, ep, pp, zero, options: words.parse().unwrap(), ..Parallelism::default() };
+            let plan = Case { par, moe, microbatches: 2, ..case(1, "") }.plan();
+            let runs = dense::runs(&plan, &Source::seeded(dense::SEED), 2, true);
+            runs.iter().for_each(|run| dense::counted(&plan, run));
+            assert!(
+                plan.tensors.iter().any(|t| t.name.contains("experts") && !t.in_fp8.is_empty())
+                    == words.contains("gather")
+            );
+            runs.last().expect("two steps").loss
+        };
+        let [plain, narrow] = ["fp8", "fp8+gather-fp8"].map(of);
+        assert!((narrow / plain - 1.0).abs() < 0.02, "{narrow} {plain}");
     }
 }
 

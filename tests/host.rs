@@ -588,7 +588,7 @@ fn a_host_too_small_for_a_node_is_refused() {
         memory.value = foretrain::units::Bytes::new(bytes as f64);
         let mut row = Row::asked(&plan.about, &host.cluster, &host.stack);
         let aside = &Ok(Default::default());
-        row.set_layout(&layout, &Place { aside, cluster: &host.cluster, stack: &host.stack });
+        row.set_layout(&layout, &Place { aside, cluster: &host.cluster, stack: &host.stack, headroom: 0.0 });
         row
     };
     let fits = row(8 * layout.host_bytes);

@@ -318,7 +318,8 @@ mod tests {
         assert_eq!((takes(1.0, 1.0, 4), takes(1.0, 0.5, 4)), ((1000, 500), (750, 250)));
         assert_eq!((takes(0.5, 0.5, 4), takes(0.25, 0.75, 4), takes(0.5, 1.0, 4)), ((500, 0), (500, 0), (750, 250)));
         assert_eq!(takes(0.75, 0.5, 4), (625, 125));
-        // Of its own lane: the comer is slower, whatever room there is, and the other is not.
-        assert_eq!((takes(0.5, 0.5, 3), takes(1.0, 1.0, 3)), ((1000, 0), (1000, 0)));
+        // Of its own lane: where nothing but the port holds them up the comer is slower, and the other is not; what fills a
+        // part is what is left of messages that take turns.
+        assert_eq!((takes(1.0, 1.0, 3), takes(0.5, 0.5, 3), takes(0.75, 0.5, 3)), ((1000, 0), (500, 0), (625, 0)));
     }
 }

@@ -245,7 +245,7 @@ impl Acts<'_> {
         for (at, &class) in all.classes.iter().enumerate() {
             let first = all.ways.len() as u32;
             for ((leg, &bytes), hops) in legs.iter().zip(&sizes).zip(&hops) {
-                let Hop { time, tier, peer } = hops[class];
+                let Hop { time, own: alone, tier, peer } = hops[class];
                 let (own, peer) = (class as u32, self.class_of(peer));
                 let (by, sender, receiver) = match leg.dir {
                     Direction::Send => (leg.by, own, peer),
@@ -254,7 +254,7 @@ impl Acts<'_> {
                 let (by, transit) = (by.rem_euclid(size) as u32, Transit::of(&time));
                 all.ways.push(Way { dir: leg.dir, by, sender, receiver, transit, bytes, tier });
                 if leg.dir == Direction::Send {
-                    all.tallies.link(at, lane, &time, over(tier, bytes), times);
+                    all.tallies.link(at, lane, &alone, over(tier, bytes), times);
                 }
             }
             all.deeds.push(Deed::Legs { first, count: legs.len() as u16, ctas });

@@ -171,7 +171,7 @@ impl Filling<'_> {
     fn send(&mut self, acts: &mut Acts, lane: u16, leg: &Leg, bytes: [u64; 2]) {
         for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
             self.meet(&hop.time);
-            self.tallies.link(class, lane, &hop.time, over(hop.tier, bytes[0]), 1.0);
+            self.tallies.link(class, lane, &hop.own, over(hop.tier, bytes[0]), 1.0);
         }
     }
 

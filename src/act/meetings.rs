@@ -30,7 +30,10 @@ impl Transit {
 /// A message of a transfer, as the class that sends it sees it.
 #[derive(Clone, Copy)]
 pub struct Hop {
+    /// How long it is on its way, with the turns of others to its peer.
     pub time: LinkTime,
+    /// How long it takes by itself.
+    pub own: LinkTime,
     pub tier: Tier,
     pub peer: u32,
 }
@@ -108,8 +111,8 @@ impl<'a> Acts<'a> {
             let pair = [rank, route.peer];
             let time = collective::p2p(machine.cluster, machine.stack, moved, pair, comm, route.shared);
             let in_turns = all > bytes && route.tier == Tier::ScaleOut;
-            let time = if in_turns { time.in_turns(all as f64 / bytes as f64) } else { time };
-            Hop { time, tier: route.tier, peer: route.peer }
+            let turns = if in_turns { time.in_turns(all as f64 / bytes as f64) } else { time };
+            Hop { time: turns, own: time, tier: route.tier, peer: route.peer }
         };
         let hops = self.fold.representatives.iter().zip(routes.iter()).zip(gangs.iter()).map(hop);
         let hops: Rc<[Hop]> = hops.collect();

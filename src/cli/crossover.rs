@@ -59,9 +59,9 @@ impl Flags {
         let (cluster, gpu) = self.platform.specs()?;
         if model.indexer.is_some() {
             let why = format!(
-                "{}: keys that an indexer chooses go neither with Ulysses nor with a ring whose KV circulate, but with gathered KV \
-                 alone; `foretrain estimate --ring 8 --options gather-kv` costs that, and deepseek-v3 sees all keys",
-                model.name
+                "{name}: keys that an indexer chooses go neither with Ulysses nor with a ring whose KV circulate, but with gathered KV \
+                 alone; `foretrain estimate --model {name} --ring 8 --options gather-kv` costs that",
+                name = model.name
             );
             return Err(Error::spec("the command line", "--model", why));
         }

@@ -40,7 +40,7 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
                 short(&default.why.to_string()),
                 words(&point.par),
                 fit.len(),
-                refused.map_or(String::new(), |(n, why)| format!(" ({n} are refused: {})", short(&why))),
+                refused.map_or(String::new(), |(n, why)| format!(" ({n} are refused, the first for {})", short(&why))),
                 if odd { even_batches(case, point) } else { String::new() }
             );
             return Ok(Some(Taken { point: *point, note }));

@@ -216,7 +216,10 @@ fn lengths(measures: usize, found: &[Longest]) -> String {
 /// What stands in cells that are no length, and what ends lengths other than memory.
 fn legend(found: &[Longest]) -> String {
     let line = |mark: &str, why: &str| format!("  {mark:<3} {why}\n");
-    let mut text = nearest(found).map_or(String::new(), |found| {
+    let gathers = found.iter().any(|found| found.row.ring > 1 && found.row.options.contains("gather-kv"));
+    let gathers = if gathers { "  rings gather all keys and values (gather-kv)\n" } else { "" };
+    let mut text = gathers.to_string();
+    text += &nearest(found).map_or(String::new(), |found| {
         line("-", &format!("not even {} fits; what comes nearest: {}", short(found.row.seq_len), found.beyond))
     });
     for (at, why) in others(found).into_iter().enumerate() {

@@ -209,7 +209,7 @@ impl<'p> Watch<'p> for Across<'p> {
             let to = self.at[self.acts.class_of(hop.peer) as usize];
             let ends = [(send.0, from, port(hop.tier, SEND)), (recv.0, to.class, port(hop.tier, RECV))];
             self.arrive(&hop.time, &ends);
-            self.count(global, lane, &hop.time);
+            self.count(global, lane, &hop.own);
             match hop.tier {
                 crate::cluster::Tier::ScaleOut => self.add(global, Sum::ScaleOut, bytes as f64),
                 _ => self.add(global, Sum::ScaleUp, bytes as f64),

@@ -17,6 +17,8 @@ pub struct Place<'a> {
     pub aside: &'a Result<Aside>,
     pub cluster: &'a Cluster,
     pub stack: &'a StackSpec,
+    /// Memory of a GPU that is to be left free, bytes.
+    pub headroom: f64,
 }
 
 /// One configuration. What is not known of an infeasible one is empty in CSV and null in JSON.
@@ -192,7 +194,7 @@ impl Row {
     fn set_memory(&mut self, [plan, persisting]: [u64; 2], at: &Place) {
         let aside = at.aside.as_ref().copied().unwrap_or_default();
         let reserved = at.stack.reserved_memory.value.value();
-        let beside = reserved + aside.buffers.total() as f64;
+        let beside = reserved + at.headroom + aside.buffers.total() as f64;
         let capacity = at.cluster.gpu.memory.value.value();
         let needed = plan as f64 + beside;
         self.peak_mem_bytes = Some(plan);
@@ -210,8 +212,12 @@ impl Row {
             true => format!("; weights, gradients and optimizer state alone are {}", human::bytes(persisting as f64)),
             false => String::new(),
         };
+        let free = match at.headroom > 0.0 {
+            true => format!(" + {} headroom", human::bytes(at.headroom)),
+            false => String::new(),
+        };
         let [needed, plan, reserved, capacity] = [needed, plan as f64, reserved, capacity].map(human::bytes);
-        let why = format!("needs {needed} ({plan} plan{buffers} + {reserved} reserved) of {capacity}{alone}");
+        let why = format!("needs {needed} ({plan} plan{buffers} + {reserved} reserved{free}) of {capacity}{alone}");
         self.why = Reason::new(Cause::Memory, why);
     }
 

@@ -118,9 +118,12 @@ impl Weights {
     }
 
     /// The rows that products in FP8 read, as few ranges as they make. Routers and the weights of an indexer's heads are
-    /// matrices whose products are in the dtype of the weights.
+    /// matrices whose products are in the dtype of the weights, and so is what heads are absorbed by where an indexer
+    /// chooses their keys.
     pub fn in_fp8(&self) -> Vec<Rows> {
-        let plain = ["mlp.gate.weight", "self_attn.indexer.weights_proj.weight"];
+        let chosen = "self_attn.indexer.weights_proj.weight";
+        let absorbed = self.all.iter().any(|w| w.name == chosen).then_some("self_attn.kv_b_proj.weight");
+        let plain = ["mlp.gate.weight", chosen, absorbed.unwrap_or_default()];
         let mut all: Vec<Rows> = vec![];
         for w in self.all.iter().filter(|w| !w.matrices.is_empty() && !plain.contains(&w.name)) {
             match all.last_mut() {

@@ -39,6 +39,8 @@ pub struct Case {
     pub profile: Option<Profile>,
     /// How tokens choose experts, where the model has any.
     pub routing: Routing,
+    /// Memory of a GPU that is to be left free, bytes.
+    headroom: f64,
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
@@ -111,6 +113,7 @@ impl Case {
             documents: Documents::default(),
             profile: None,
             routing: Routing::default(),
+            headroom: 0.0,
             roofline,
             peak,
             conflicts: Mutex::default(),
@@ -188,15 +191,14 @@ impl Case {
         self.peak
     }
 
-    /// Memory of a GPU beside what the stack sets aside, bytes.
     /// The same with a part of a GPU's memory left free.
-    pub fn leaving(mut self, part: f64) -> Case {
-        self.stack.reserved_memory.value += self.cluster.gpu.memory.value * part;
-        self
+    pub fn leaving(self, part: f64) -> Case {
+        Case { headroom: self.cluster.gpu.memory.value.value() * part, ..self }
     }
 
+    /// Memory of a GPU beside what the stack sets aside and what is left free, bytes.
     pub(super) fn room(&self) -> f64 {
-        self.cluster.gpu.memory.value.value() - self.stack.reserved_memory.value.value()
+        self.cluster.gpu.memory.value.value() - self.stack.reserved_memory.value.value() - self.headroom
     }
 
     /// The fullest rank's memory.
@@ -303,6 +305,7 @@ impl Case {
             documents: self.documents.clone(),
             profile: self.profile.clone(),
             routing: self.routing.clone(),
+            headroom: self.headroom,
             roofline: self.roofline.clone(),
             peak: self.peak,
             conflicts: Mutex::default(),
@@ -322,7 +325,7 @@ impl Case {
 
     /// Where a plan needs memory.
     pub fn place<'a>(&'a self, aside: &'a Result<Aside>) -> Place<'a> {
-        Place { aside, cluster: &self.cluster, stack: &self.stack }
+        Place { aside, cluster: &self.cluster, stack: &self.stack, headroom: self.headroom }
     }
 
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
@@ -393,6 +396,7 @@ impl Case {
 mod tests {
     use super::*;
     use crate::collective::exchange;
+    use crate::error::Cause;
     use crate::plan::{Counts, ExchangeAlgo};
     use crate::spec::{Options, Recompute};
 
@@ -550,7 +554,8 @@ mod tests {
             row.why
         };
         let many = why("deepseek-v3", "dgx-h200", 256, 256, "dispatch-deepep-v1-normal");
-        assert_eq!(many, "DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2".into());
+        assert_eq!(many.cause, Cause::Dispatch);
+        assert_eq!(many, "dispatch: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2".into());
         let old = why("qwen3-30b-a3b", "dgx-a100", 64, 32, "dispatch-hybrid-ep");
         assert!(
             old.to_string().contains("Hybrid-EP runs on NVIDIA's GPUs from Hopper on, which a100-sxm4-80gb is not"),

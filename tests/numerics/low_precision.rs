@@ -144,20 +144,27 @@ fn weights_gathered_in_fp8_are_the_same_everywhere() {
     }
 }
 
-/// The same with everything that has weights of its own, in shares that begin anywhere.
+/// The same of other blocks, beside what else is done with weights, in shares that begin anywhere.
 #[test]
 fn whatever_is_gathered_in_fp8_is_counted() {
-    for (zero, words) in
-        [(1, "gather-fp8"), (3, "gather-fp8+copy-shards"), (3, "gather-fp8+no-prefetch"), (2, "gather-fp8")]
-    {
+    let ways = [
+        (1, "gather-fp8"),
+        (2, "gather-fp8"),
+        (3, "gather-fp8+copy-shards"),
+        (3, "gather-fp8+no-prefetch"),
+        (1, "gather-fp8+muon"),
+        (3, "gather-fp8+shard-2"),
+        (1, "gather-fp8+offload-optimizer"),
+    ];
+    for (zero, words) in ways {
         for family in [llama as Family, gpt2, latent] {
-            for (dp, ring, tp, pp) in [(3, 1, 1, 1), (1, 2, 2, 1), (2, 1, 1, 2)] {
+            for (dp, ring, tp, pp) in [(4, 1, 1, 1), (2, 2, 2, 1), (4, 1, 1, 2)] {
                 let options = format!("fp8+{words}").parse().unwrap();
                 let par = Parallelism { dp, ring, tp, pp, zero, options, ..case().par };
                 let plan = Case { dtype: Dtype::Bf16, par, family, microbatches: 2, ..case() }.plan();
                 let got = run(&plan);
                 counted(&plan, &got);
-                assert!(got.loss.is_finite() && got.hidden.iter().flatten().all(|x| x.is_finite()));
+                assert!(got.loss.is_finite() && got.hidden.iter().flatten().all(|x| x.is_finite()), "{words}");
             }
         }
     }

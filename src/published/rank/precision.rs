@@ -41,7 +41,8 @@ pub fn is_whole(precision: &str) -> Option<Whole> {
 /// gathered, there, as rows and columns have other blocks (`reuse_grad_buf_for_mxfp8_param_ag`), and the blocks of 128
 /// have it off. In FP4 no weights are gathered.
 pub fn gathers_fp8(run: &Training) -> bool {
-    let [precision, notes] = [&run.precision, &run.notes].map(|text| squeezed(&affirmed(text)));
+    let precision = squeezed(&affirmed(&run.precision));
+    let words = [&run.system, &run.precision, &run.notes].map(|text| squeezed(&affirmed(text)));
     let system = System::of(&run.system);
     let fp8 = ["fp8", "float8"].iter().any(|word| precision.contains(word)) && !is_fp4(&run.precision);
     let said = ["fp8paramgather", "fp8params", "float8allgather", "fp8allgather", "fsdpfloat8"];
@@ -52,7 +53,7 @@ pub fn gathers_fp8(run: &Training) -> bool {
         false => release(&run.system).is_none_or(|release| release >= RECIPES_WITH_FP8),
     };
     let recipes = system.says(&[NEMO, "megatronbridge", "mlperf"]) && !system.says(&others) && since;
-    fp8 && !blocks && (recipes || said.iter().any(|word| notes.contains(word)))
+    fp8 && !blocks && (recipes || said.iter().any(|word| words.iter().any(|text| text.contains(word))))
 }
 
 /// NeMo 2.0's first container, the first with those recipes; what configurations before it said is not known here.
@@ -163,6 +164,7 @@ mod tests {
         assert!(of("NeMo 24.12", "FP8", "") && of("NeMo/Megatron-Bridge 26.02", "FP8-CS", ""));
         assert!(of("NeMo of NGC 25.09 (HPE, MLPerf Training v5.1)", "FP8", ""));
         assert!(of("torchtitan", "float8 tensorwise", "with float8 all-gather"));
+        assert!(of("torchtitan (FSDP2, float8 all-gather)", "float8", ""));
         assert!(of("Megatron-LM", "FP8 (delayed scaling)", "--fp8-param-gather"));
         // Other scales, other makers, earlier containers, and what is said not to.
         for (system, precision, notes) in [

@@ -76,31 +76,48 @@ pub fn is_later_model(run: &Training) -> bool {
     gated || LATER_MODELS.iter().any(|family| model.contains(family))
 }
 
-/// Models of 2024 and later, by the beginnings of their names.
-const MODELS_SINCE_2024: &[&str] = &[
-    "llama3",
-    "llama4",
-    "qwen2",
-    "qwen3",
-    "deepseekv2",
-    "deepseekv3",
-    "gemma",
-    "phi3",
-    "phi4",
-    "olmo2",
-    "olmo3",
-    "gptoss",
-    "smollm",
-    "glm4",
-    "mistralnemo",
+/// Families of models and their generations of 2024 and later; none: all of them are.
+const MODELS_SINCE_2024: &[(&str, &str)] = &[
+    ("llama", "34"),
+    ("qwen", "23"),
+    ("deepseekv", "234"),
+    ("gemma", ""),
+    ("phi", "34"),
+    ("olmo", "23"),
+    ("gptoss", ""),
+    ("smollm", ""),
+    ("glm", "45"),
+    ("mistralnemo", ""),
 ];
+
+/// Whether a model is of such a family: its generation stands behind the name, and is no number of weights (LLaMA 30B).
+fn is_of_2024(model: &str) -> bool {
+    let words = tokens(model);
+    (0..words.len()).any(|at| {
+        let text = words[at..].join(" ");
+        MODELS_SINCE_2024.iter().any(|(family, generations)| {
+            let Some(rest) = behind(&text, family) else { return false };
+            let mut rest = rest.trim_start().chars();
+            let known = generations.is_empty() || rest.next().is_some_and(|c| generations.contains(c));
+            known && (generations.is_empty() || rest.next().is_none_or(|c| !c.is_ascii_digit() && c != 'b'))
+        })
+    })
+}
+
+/// What stands behind a name in a text, whose words may be parts of it.
+fn behind<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let mut rest = text;
+    for letter in name.chars() {
+        rest = rest.trim_start().strip_prefix(letter)?;
+    }
+    Some(rest)
+}
 
 /// Whether a run is certainly later than FlashAttention 2 (arXiv:2307.08691, of July 2023): its software is said to be of
 /// 2024 or later, or its model is.
 pub fn follows_flash_2(run: &Training) -> bool {
-    let model = squeezed(&run.model);
     let later = |release: Release| release >= (24, 1);
-    release(&run.system).is_some_and(later) || MODELS_SINCE_2024.iter().any(|name| model.contains(name))
+    release(&run.system).is_some_and(later) || is_of_2024(&run.model)
 }
 
 /// Curves of attention in older containers of NeMo, and the first container that has the newer one:
@@ -142,6 +159,35 @@ pub fn older_library(run: &Training, architecture: Architecture, stack: &StackSp
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn generations_are_no_numbers_of_weights() {
+        for model in [
+            "Llama-3 8B",
+            "Llama3-70B",
+            "Meta Llama 3.1 405B",
+            "Qwen2.5-7B",
+            "Qwen 3 30B-A3B",
+            "DeepSeek-V3",
+            "gpt-oss 20b",
+        ] {
+            assert!(is_of_2024(model), "{model}");
+        }
+        for model in [
+            "LLaMA 30B",
+            "LLaMA-33B",
+            "OpenLLaMA 3B",
+            "Llama-2 7B",
+            "Qwen-14B",
+            "Qwen 1.8B",
+            "GPT 22B",
+            "GLM-130B",
+            "Phi-2",
+            "DeepSeek 67B",
+        ] {
+            assert!(!is_of_2024(model), "{model}");
+        }
+    }
 
     fn run(system: &str, notes: &str) -> Training {
         Training { system: system.into(), notes: notes.into(), ..Training::default() }

@@ -410,6 +410,8 @@ const OWN_OPERATORS: &[&str] = &[
     "openrlhf",
     "trlsft",
     "torchtune",
+    // Nothing is compiled unless it is told to (github:PrimeIntellect-ai/prime-rl@01468a1 src/prime_rl/trainer/config.py, `compile`).
+    "primerl",
     "atorch",
     "paddle",
     // Megatron-LM's own blocks until Transformer Engine's took their place in 2024: for Llama's, norms are in PyTorch's

@@ -296,12 +296,6 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             par.zero == 1 && par.dp * par.ring * par.ulysses > 1 && o.shard == 0 && !o.offload_optimizer,
             "zero 1 over more than one rank, and neither shard nor offload-optimizer",
         ),
-        (
-            "gather-fp8",
-            o.gather_fp8,
-            o.fp8 && par.zero > 0 && par.dp * par.ring * par.ulysses > 1,
-            "fp8, and zero 1 to 3 over more than one rank",
-        ),
         ("offload-activations", o.offload_activations, par.recompute == Recompute::Full, "recompute full"),
         (
             "offload-activations",
@@ -322,6 +316,18 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
             par.zero
         );
         return Err(Cause::Options.infeasible(why));
+    }
+    if o.gather_fp8 {
+        let shared = par.dp * ring * up;
+        let why = match () {
+            () if !o.fp8 => "fp8: without it no weights are in FP8; give both words",
+            () if par.zero == 0 => "zero 1, 2 or 3: with 0 nothing is gathered; leave it out",
+            () if shared == 1 => "more than one rank with the same weights: of one nothing is gathered; leave it out",
+            () => "",
+        };
+        if !why.is_empty() {
+            return Err(Cause::Options.infeasible(format!("gather-fp8 needs {why}")));
+        }
     }
     let of_layers = [(o.no_prefetch, "no-prefetch"), (o.copy_shards, "copy-shards")];
     if let Some((_, word)) = of_layers.iter().find(|(said, _)| *said && par.zero < 2) {
