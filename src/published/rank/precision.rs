@@ -34,12 +34,12 @@ pub fn is_whole(precision: &str) -> Option<Whole> {
 
 /// Whether weights of products in FP8 are gathered as such: where a source says so, and in NVIDIA's recipes, whose scales
 /// are of whole tensors (`fp8_params`, github:NVIDIA/NeMo@1dd5fa1
-/// nemo/collections/llm/recipes/precision/mixed_precision.py; `fp8_param_gather`, github:NVIDIA-NeMo/Megatron-Bridge@0509781
-/// src/megatron/bridge/training/mixed_precision.py), which its files for MLPerf set since v5
-/// (`FP8_PARAM_GATHER`, github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
-/// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh). With scales of blocks they gather in bf16: MXFP8 is made of what was
-/// gathered, there, as rows and columns have other blocks (`reuse_grad_buf_for_mxfp8_param_ag`), and the blocks of 128
-/// have it off. In FP4 no weights are gathered.
+/// nemo/collections/llm/recipes/precision/mixed_precision.py; `fp8_param_gather`, github:NVIDIA-NeMo/Megatron-Bridge@0509780
+/// src/megatron/bridge/training/mixed_precision.py), which its files for MLPerf set since v5 (`FP8_PARAM_GATHER`,
+/// github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
+/// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh). With scales of blocks they gather in bf16: MXFP8 is
+/// made of what was gathered, there, as rows and columns have other blocks (`reuse_grad_buf_for_mxfp8_param_ag`), and the
+/// blocks of 128 have it off. In FP4 no weights are gathered.
 pub fn gathers_fp8(run: &Training) -> bool {
     let precision = squeezed(&affirmed(&run.precision));
     let words = [&run.system, &run.precision, &run.notes].map(|text| squeezed(&affirmed(text)));
