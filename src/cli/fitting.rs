@@ -62,6 +62,7 @@ fn even_batches(case: &Case, point: &Point) -> String {
     format!(", or --global-batch {below}{above} for one replica a GPU")
 }
 
+/// What became of simple ways.
 struct Tried {
     tried: usize,
     fit: Vec<(Point, Row)>,

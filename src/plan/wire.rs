@@ -11,8 +11,8 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
-    /// E4M3 with an fp32 scale for each [`FP8_BLOCK`](super::kernel::FP8_BLOCK) elements: of a row of an exchange, the last of which may be fewer;
-    /// in a gather, of those elements alone that the tensor has [in FP8](Tensor::in_fp8).
+    /// E4M3 with an fp32 scale for each [`FP8_BLOCK`](super::kernel::FP8_BLOCK) elements, the last of which may be fewer:
+    /// of a row of an exchange; in a gather of a run of those elements alone that the tensor has [in FP8](Tensor::in_fp8).
     Fp8,
     /// The dtype as it is, unscaled.
     #[serde(untagged)]
