@@ -123,6 +123,8 @@ fn plans() -> Vec<Plan> {
         plan("llama-3-8b", "", Parallelism { tp: 4, ..none() }),
         plan("gpt3-175b", "", Parallelism { dp: 2, ..none() }),
         plan("llama-3.2-1b", "bf16-moments+no-master", none()),
+        plan("llama-3.2-1b", "muon", Parallelism { dp: 2, zero: 1, ..none() }),
+        plan("llama-3.2-1b", "muon+no-master", none()),
         experts("qwen3-30b-a3b", "", 2),
         experts("deepseek-v3", "", 2),
         experts("mixtral-8x7b", "", 2),

@@ -14,14 +14,16 @@ fn well(words: &str, variables: &[(&str, &str)]) -> Ended {
     ended
 }
 
-/// Rows and columns, transposes, sums onto what is there, biases, FP8 with its scales: as cuBLASLt's column-major
-/// documentation has them.
+/// Rows and columns, transposes, sums onto what is there, biases, FP8 with its scales, Muon's factors: as cuBLASLt's
+/// column-major documentation has them.
 #[test]
 fn products_in_every_layout() {
-    let ended = well("selftest --on cuda --group products --json", &[]);
-    let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
-    assert_eq!(found["wrong"], 0, "{found:#}");
-    assert!(found["verdicts"].as_array().unwrap().len() > 10, "{found:#}");
+    for group in ["products", "muon"] {
+        let ended = well(&format!("selftest --on cuda --group {group} --json"), &[]);
+        let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
+        assert_eq!(found["wrong"], 0, "{found:#}");
+        assert!(found["verdicts"].as_array().unwrap().len() > 10, "{found:#}");
+    }
 }
 
 /// Attention by a library that does what graphs of operations say, one operation after the other: that our graphs mean

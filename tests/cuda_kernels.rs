@@ -72,7 +72,7 @@ fn rows_and_elements() {
 
 #[test]
 fn products_and_experts() {
-    hold(&["products", "experts"]);
+    hold(&["products", "experts", "muon"]);
 }
 
 #[test]

@@ -223,8 +223,8 @@ impl Double {
             for j in 0..n {
                 let of_a = |l: usize| if a_t { a[l * m + i] } else { a[i * k + l] };
                 let of_b = |l: usize| if b_t { b[j * k + l] } else { b[l * n + j] };
-                let mut sum: f32 = (0..k).map(|l| of_a(l) * of_b(l)).sum();
-                sum += if gemm.accumulate { old[i * n + j] } else { 0.0 };
+                let mut sum = at.factors.product * (0..k).map(|l| of_a(l) * of_b(l)).sum::<f32>();
+                sum += if gemm.accumulate { at.factors.old * old[i * n + j] } else { 0.0 };
                 sum += bias.as_ref().map_or(0.0, |bias| bias[j]);
                 match gemm.dtypes[2] {
                     Dtype::Bf16 => {

@@ -99,7 +99,7 @@ impl Blas {
         }
         let Chosen { problem, algo } = &self.chosen[&key];
         problem.point(gemm, at)?;
-        let (alpha, beta) = (1.0f32, if gemm.accumulate { 1.0f32 } else { 0.0 });
+        let (alpha, beta) = (at.factors.product, if gemm.accumulate { at.factors.old } else { 0.0 });
         let [a, b, c] = [at.a, at.b, at.c].map(|x| x as *mut c_void);
         // SAFETY: the operands lie in live allocations, of the sizes that `check` has held the plan to; descriptors live
         // until the call returns.

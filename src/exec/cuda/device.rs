@@ -3,7 +3,7 @@
 
 use super::calls::{Call, Communicator};
 use super::fused::{Attention, Fused, Sdpa};
-use super::lower::{Gemm, Launch};
+use super::lower::{Factors, Gemm, Launch};
 use crate::error::{Error, Result};
 use std::rc::Rc;
 
@@ -12,9 +12,10 @@ pub type EventId = u32;
 pub type FunctionId = u32;
 pub type GraphId = u32;
 
-/// Addresses of A, B, C, the bias, and the scales of FP8 operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Addresses of A, B, C, the bias, and the scales of FP8 operands; and the factors of a product onto its result.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Operands {
+    pub factors: Factors,
     pub a: u64,
     pub b: u64,
     pub c: u64,

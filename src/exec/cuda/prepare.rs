@@ -227,11 +227,11 @@ pub fn resolve<D: Device>(
                     ready.push(Ready::Copy { to, from, bytes });
                 }
             }
-            Action::Gemm { gemm, a, b, c, bias, scales } => {
+            Action::Gemm { gemm, factors, a, b, c, bias, scales } => {
                 let [a, b, c] = [a, b, c].map(|part: &Part| address(&part.of) + part.skip);
                 let scales = scales.as_ref().map(|both| [address(&both[0]), address(&both[1])]);
                 device.multiplies(gpu)?;
-                let at = Operands { a, b, c, bias: bias.as_ref().map(address), scales };
+                let at = Operands { factors: *factors, a, b, c, bias: bias.as_ref().map(address), scales };
                 ready.push(Ready::Gemm { gemm: gemm.clone(), at });
             }
             Action::Fused { sdpa, at, workspace } => {

@@ -7,7 +7,7 @@ use super::device::{Device, EventId, Operands, StreamId};
 use super::driver::{self, Cuda};
 use super::fused::{Attention, said};
 use super::incoming::Incoming;
-use super::lower::{Gemm, LEAST_SHARED};
+use super::lower::{Factors, Gemm, LEAST_SHARED};
 use super::prepare::OpAt;
 use super::script::{Linked, script};
 use super::session::{Keep, OnGpus, Session};
@@ -252,10 +252,6 @@ pub(super) fn takes(plan: &Plan) -> Result<()> {
         );
         return Err(Error::device("cuda", why));
     }
-    if plan.kernels().any(|kernel| matches!(kernel, Kernel::Muon(_))) {
-        let why = "options: no kernels of Muon run on GPUs yet; leave muon out, or run it --on cpu";
-        return Err(Error::device("cuda", why));
-    }
     if plan.tensors.iter().any(|t| !t.in_fp8.is_empty()) {
         let why = "options: weights are not gathered in FP8 on GPUs yet; leave gather-fp8 out, or run it --on cpu";
         return Err(Error::device("cuda", why));
@@ -313,7 +309,7 @@ impl Square {
         device.multiplies(0)?;
         let dtypes = [Dtype::Bf16; 3];
         let gemm = Gemm { shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes };
-        let operands = Operands { a, b, c, bias: None, scales: None };
+        let operands = Operands { factors: Factors::ONE, a, b, c, bias: None, scales: None };
         let stream = device.stream(0)?;
         let events = (0..times).map(|_| Ok([device.event(0)?, device.event(0)?])).collect::<Result<_>>()?;
         Ok(Square { gemm, operands, stream, events })

@@ -31,6 +31,7 @@ sources!(
     layout,
     loss,
     merge,
+    muon,
     norm,
     pointwise,
     rope,

@@ -1,7 +1,7 @@
 //! The kernels of a mixture-of-experts layer. Which rows go where is worked out here, as lists that the kernels read.
 
 use super::super::source;
-use super::{Action, Arg, Gemm, Launch, Lowered, Lowering, MOST_BLOCKS, Part, THREADS, Where, ints, table};
+use super::{Action, Arg, Factors, Gemm, Launch, Lowered, Lowering, MOST_BLOCKS, Part, THREADS, Where, ints, table};
 use crate::error::{Error, Result};
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::kernel::FP8_BLOCK;
@@ -259,7 +259,15 @@ impl Lowering<'_> {
             if m > 0 {
                 let accumulate = pass == Pass::Dw;
                 let gemm = Gemm { shape, transposed, accumulate, bias: false, dtypes: [x, w, y] };
-                self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias: None, scales: None });
+                self.lowered.actions.push(Action::Gemm {
+                    gemm,
+                    factors: Factors::ONE,
+                    a,
+                    b,
+                    c,
+                    bias: None,
+                    scales: None,
+                });
             }
             first += m;
         }

@@ -11,6 +11,7 @@ mod expert;
 mod fused;
 mod heads;
 mod moves;
+mod muon;
 mod rows;
 mod ssm;
 
@@ -65,6 +66,17 @@ pub struct Gemm {
     pub dtypes: [Dtype; 3],
 }
 
+/// What a product that goes onto its result, and what was there, are multiplied by: C = product A B + old C.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Factors {
+    pub product: f32,
+    pub old: f32,
+}
+
+impl Factors {
+    pub const ONE: Factors = Factors { product: 1.0, old: 1.0 };
+}
+
 /// An operand from a byte on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
@@ -83,6 +95,7 @@ pub enum Action {
     Launch(Launch),
     Gemm {
         gemm: Gemm,
+        factors: Factors,
         a: Part,
         b: Part,
         c: Part,
@@ -192,6 +205,7 @@ impl Lowering<'_> {
             Kernel::Expert(expert) => self.expert(expert, on),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Ssm(ssm) => self.ssm(ssm, on),
+            Kernel::Muon(kernel) => self.muon(kernel, on, step),
             Kernel::Permute(_) | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => self.moved(kernel, on),
             Kernel::Embed { .. }
             | Kernel::EmbedBwd { .. }
@@ -217,7 +231,7 @@ impl Lowering<'_> {
         let gemm = Gemm { shape: [m, n, k], transposed: [a_t, b_t], accumulate, bias, dtypes };
         let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
         let [a, b, c] = [Arg::Read(0), Arg::Read(1), Arg::Write(0)].map(Part::from);
-        self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias, scales: None });
+        self.lowered.actions.push(Action::Gemm { gemm, factors: Factors::ONE, a, b, c, bias, scales: None });
         Ok(())
     }
 
@@ -242,7 +256,8 @@ impl Lowering<'_> {
         let onto = accumulate && to == Dtype::F32;
         let gemm = Gemm { shape, transposed, accumulate: onto, bias, dtypes: [Dtype::F32; 3] };
         let [a, b, of_c] = [a, b, c.clone()].map(Part::from);
-        self.lowered.actions.push(Action::Gemm { gemm, a, b, c: of_c, bias: None, scales: None });
+        let factors = Factors::ONE;
+        self.lowered.actions.push(Action::Gemm { gemm, factors, a, b, c: of_c, bias: None, scales: None });
         match to {
             Dtype::F32 => Ok(()),
             _ if accumulate => {
@@ -282,7 +297,8 @@ impl Lowering<'_> {
         let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
         let ([a, of_a], [b, of_b]) = (a, b);
         let (a, b, c, scales) = (a.into(), b.into(), Arg::Write(0).into(), Some([of_a, of_b]));
-        self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias, scales });
+        let factors = Factors::ONE;
+        self.lowered.actions.push(Action::Gemm { gemm, factors, a, b, c, bias, scales });
         Ok(())
     }
 

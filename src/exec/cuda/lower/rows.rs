@@ -3,7 +3,7 @@
 use super::super::source;
 use super::{Arg, Lowering, Where, ints, live, table};
 use crate::error::Result;
-use crate::plan::{Dtype, Kernel};
+use crate::plan::{Adam, Dtype, Kernel};
 use crate::spec::Turning;
 
 /// Shared bytes of a sum over a block of threads.
@@ -169,11 +169,18 @@ impl Lowering<'_> {
         };
         let cast = if self.writes.len() == 4 { Arg::Write(3) } else { Arg::Null };
         let mut args = vec![Arg::Read(0), Arg::Write(0), Arg::Write(1), Arg::Write(2), cast, Arg::Int(elems as i64)];
-        let [mean, square] = [beta1, beta2].map(|beta| 1.0 - beta.powf(step as f64));
-        args.extend([lr / mean, beta1, beta2, eps, 1.0 / square, 1.0 - lr * weight_decay].map(Arg::Real));
+        args.extend(adam_args(&Adam { lr, beta1, beta2, eps, weight_decay }, step));
         let writes: Vec<usize> = (0..self.writes.len()).collect();
         let defines = self.typed(&[0], &writes)?;
         self.spread((source::pointwise, "adam"), defines, elems.div_ceil(8), args);
         Ok(())
     }
+}
+
+/// What kernels with AdamW in them take of a step: lr and the second moment's factor are corrected for having started at
+/// zero; the last is what weight decay leaves of a weight.
+pub(super) fn adam_args(adam: &Adam, step: u64) -> [Arg; 6] {
+    let &Adam { lr, beta1, beta2, eps, weight_decay } = adam;
+    let [mean, square] = [beta1, beta2].map(|beta| 1.0 - beta.powf(step as f64));
+    [lr / mean, beta1, beta2, eps, 1.0 / square, 1.0 - lr * weight_decay].map(Arg::Real)
 }

@@ -5,6 +5,7 @@
 use crate::plan::dropout::Dropout;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::kernel::{HeadRanks, SsmKernel, SsmOp};
+use crate::plan::muon::{self, Matrices, MuonKernel};
 use crate::plan::rows::{Landing, Layout};
 use crate::plan::*;
 use crate::spec::{Documents, Factor, Gate, MambaSpec, Mask, RopeScaling, Score};
@@ -73,6 +74,7 @@ const GROUPS: &[Group] = &[
     ("ends", ends),
     ("moves", moves),
     ("products", products),
+    ("muon", muon),
     ("experts", experts),
 ];
 
@@ -478,6 +480,42 @@ fn products(all: &mut Cases) {
     all.hold(&mixed(false, false, true), &one(), &[F32, BF16, BF16], &[Dtype::Bf16], ROUNDED);
     let biased = Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: true };
     all.hold(&biased, &one(), &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
+}
+
+/// Parts of a tensor with matrices of two sizes, and what is none before, between and behind them; products of pairs.
+fn muon(all: &mut Cases) {
+    let of = |from, rows, cols| Matrices { from, count: 2, rows, cols, longer: 300 };
+    let adam = Adam { weight_decay: 0.1, ..Adam::default() };
+    let matrices = vec![of(20, 24, 40), of(1943, 5, 7)];
+    let alone = muon::Part::new(2016, 1, None, matrices.clone());
+    let group = Some(crate::plan::Group::axes(&[Axis::Dp]));
+    let shared = muon::Part::new(672, 3, group, matrices);
+    for (part, views) in [(alone, one()), (shared, vec![Mesh::new(&[(Axis::Dp, 3)])])] {
+        let mut hold = |kernel, reads: &[Shape], writes: &[Dtype], tolerance| {
+            all.hold(&Kernel::Muon(kernel), &views, reads, writes, tolerance);
+        };
+        let momentum = MuonKernel::Momentum { part: part.clone(), momentum: 0.95 };
+        hold(momentum, &[F32, F32], &[Dtype::F32, Dtype::Bf16], ROUNDED);
+        let second = (Dtype::F32, 0.0..1.0);
+        let reads = [F32, BF16, F32, F32, second];
+        let update = MuonKernel::Update { part, adam };
+        hold(update.clone(), &reads, &[Dtype::F32; 3], 4.0 * SINGLE);
+        hold(update, &reads, &[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
+    }
+    // Matrices alone have no second moments.
+    let whole = muon::Part::new(48, 1, None, vec![of(0, 4, 6)]);
+    let update = MuonKernel::Update { part: whole, adam };
+    all.hold(&Kernel::Muon(update), &one(), &[F32, BF16, F32, F32], &[Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
+    for (rows, cols) in [(24, 40), (40, 24), (5, 7), (32, 32)] {
+        let of = of(0, rows, cols);
+        let mut hold = |kernel, reads: &[Shape], tolerance| {
+            all.hold(&Kernel::Muon(kernel), &one(), reads, &[Dtype::Bf16], tolerance);
+        };
+        hold(MuonKernel::Normalise { of }, &[BF16], ROUNDED);
+        hold(MuonKernel::Gram { of }, &[BF16], ROUNDED);
+        hold(MuonKernel::Square { of }, &[BF16], ROUNDED);
+        hold(MuonKernel::Apply { of }, &[BF16, BF16], ROUNDED);
+    }
 }
 
 /// Two ranks of two experts; a token lost a choice, the second rank has one token.
