@@ -51,8 +51,8 @@ fn steps_of_a_ring_on_two_gpus() {
     std::fs::write(&model, MODEL).unwrap();
     let model = model.display();
     let words = format!("run --on cuda --model {model} --devices 0,1 --ring 2 --seq-len 128 --steps 2 --check --json");
-    for seed in ["1", "2"] {
-        well(&words, &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SEED", seed)]);
+    for (seed, options) in [("1", ""), ("2", ""), ("1", " --zero 1 --options muon")] {
+        well(&format!("{words}{options}"), &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SEED", seed)]);
     }
 }
 

@@ -177,7 +177,7 @@ impl Double {
                 let done = self.emulator.launch(&program, kernel, (size.grid, size.shared), &words);
                 done.map_err(|e| Error::device("launch a kernel", e))?;
             }
-            Deed::Gemm(gemm, at) => self.product(&gemm, at),
+            Deed::Gemm(gemm, at) => self.products(&gemm, at),
             Deed::Calls(..) => unreachable!("put up before"),
             Deed::Open(open) => {
                 for (at, data) in self.seat.as_ref().unwrap().take(&open) {
@@ -195,6 +195,16 @@ impl Double {
             Dtype::F32 => bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             Dtype::U8 => bytes.iter().map(|&code| of_code(code)).collect(),
             other => panic!("no product of {other:?} here"),
+        }
+    }
+
+    fn products(&mut self, gemm: &Gemm, mut at: Operands) {
+        let [m, n, k] = gemm.shape;
+        for _ in 0..gemm.count {
+            self.product(gemm, at);
+            at.a += m * k * gemm.dtypes[0].size();
+            at.b += k * n * gemm.dtypes[1].size();
+            at.c += m * n * gemm.dtypes[2].size();
         }
     }
 

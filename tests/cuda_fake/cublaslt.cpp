@@ -24,6 +24,9 @@ struct Layout {
     cudaDataType_t type;
     uint64_t rows, cols;
     int64_t ld;
+    // Matrices, and the elements from one to the next.
+    int32_t count = 1;
+    int64_t apart = 0;
 };
 struct Desc {
     int32_t transposed[2] = {0, 0}, epilogue = 1, modes[2] = {0, 0};
@@ -79,7 +82,10 @@ const char* refused(const Desc& d, const Layout& a, const Layout& b, const Layou
     if (k != kb || m != c.rows || n != c.cols) return "shapes do not meet";
     for (const Layout* l : {&a, &b, &c})
         if (!size_of(l->type) || l->ld < int64_t(l->rows)) return "a type or a leading dimension";
+    for (const Layout* l : {&a, &b})
+        if (l->count != c.count || l->count < 1) return "operands of several numbers of products";
     bool codes = a.type == CUDA_R_8F_E4M3;
+    if (c.count > 1 && (codes || d.epilogue == CUBLASLT_EPILOGUE_BIAS)) return "several products with codes or a bias, which is not told of here";
     if (a.type != b.type || c.type == CUDA_R_8F_E4M3 || (a.type == CUDA_R_32F && c.type != CUDA_R_32F)) return "a combination of types";
     if (codes) {
         if (!ta || tb) return "codes want A transposed and B not";
@@ -105,6 +111,19 @@ struct Product {
 
 void multiply(const Product& p) {
     if (p.c.cols == 0) return;
+    if (p.c.count > 1) {
+        for (int64_t i = 0; i < p.c.count; i++) {
+            Product one = p;
+            auto at = [&](const void* first, Layout& l) {
+                l.count = 1;
+                return static_cast<const char*>(first) + i * l.apart * int64_t(size_of(l.type));
+            };
+            one.pa = at(p.pa, one.a), one.pb = at(p.pb, one.b), one.pc = at(p.pc, one.c);
+            one.out = const_cast<void*>(one.pc);
+            multiply(one);
+        }
+        return;
+    }
     auto [ta, tb] = p.d.transposed;
     uint64_t m = p.c.rows, n = p.c.cols, k = ta ? p.a.rows : p.a.cols;
     bool codes = p.a.type == CUDA_R_8F_E4M3, biased = p.d.epilogue == CUBLASLT_EPILOGUE_BIAS;
@@ -157,6 +176,14 @@ API cublasLtDestroy(cublasLtHandle_t handle) {
 API cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
     open_things++;
     return *made = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld}), CUBLAS_STATUS_SUCCESS;
+}
+API cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which, const void* from, size_t bytes) {
+    Layout& l = *reinterpret_cast<Layout*>(layout);
+    switch (which) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return take(l.count, from, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return take(l.apart, from, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
 }
 API cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete reinterpret_cast<Layout*>(l), open_things--, CUBLAS_STATUS_SUCCESS; }
 
@@ -223,7 +250,10 @@ API cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alph
     const void* at[] = {pa, pb, pc, out};
     for (int i = 0; i < 4; i++)
         if (uintptr_t(at[i]) % chosen.aligned[i]) return wrong("an operand is less aligned than was said");
-    auto all = [](const Layout& l) { return ((l.cols - 1) * l.ld + l.rows) * size_of(l.type); };
+    auto all = [](const Layout& l) { return ((l.count - 1) * l.apart + (l.cols - 1) * l.ld + l.rows) * size_of(l.type); };
+    const Layout* layouts[] = {&p->a, &p->b, &p->c};
+    for (int i = 0; i < 3; i++)
+        if (layouts[i]->apart * size_of(layouts[i]->type) % chosen.aligned[i]) return wrong("a next operand is less aligned than was said");
     if (c != d || pc != out || !fake_lies(pa, all(p->a)) || !fake_lies(pb, all(p->b)) || !fake_lies(out, all(p->c))) return wrong("an operand outside of memory");
     if (p->d.epilogue == CUBLASLT_EPILOGUE_BIAS && !fake_lies(p->d.bias, p->c.rows * size_of(p->c.type))) return wrong("a bias outside of memory");
     uint64_t blocks = ((p->d.transposed[0] ? p->a.rows : p->a.cols) + 127) / 128;

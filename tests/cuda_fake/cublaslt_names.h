@@ -32,6 +32,10 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 } cublasLtMatmulPreferenceAttributes_t;
+typedef enum {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
+} cublasLtMatrixLayoutAttribute_t;
 typedef struct cublasLtContext* cublasLtHandle_t;
 typedef struct { uint64_t data[8]; } cublasLtMatrixLayoutOpaque_t;
 typedef struct { uint64_t data[32]; } cublasLtMatmulDescOpaque_t;

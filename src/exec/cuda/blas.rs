@@ -31,7 +31,12 @@ type Shape = (Gemm, [u32; 3]);
 
 /// The key of a product.
 pub fn shape(gemm: &Gemm, at: Operands) -> Shape {
-    (gemm.clone(), [at.a, at.b, at.c].map(alignment))
+    let [m, n, k] = gemm.shape;
+    let operands = [(at.a, m * k), (at.b, k * n), (at.c, m * n)];
+    // Of several products each begins where the one before ends.
+    let next = |elems: u64, dtype: Dtype| if gemm.count > 1 { elems * dtype.size() } else { 0 };
+    let aligned = [0, 1, 2].map(|i| alignment(operands[i].0 | next(operands[i].1, gemm.dtypes[i])));
+    (gemm.clone(), aligned)
 }
 
 struct Chosen {
@@ -40,9 +45,10 @@ struct Chosen {
 }
 
 fn fail(gemm: &Gemm) -> impl Fn(result::CublasError) -> Error + '_ {
-    let Gemm { shape, transposed, dtypes, accumulate, bias } = gemm;
+    let Gemm { count, shape, transposed, dtypes, accumulate, bias } = gemm;
     move |e| {
-        let what = format!("{shape:?} of {dtypes:?}, transposed {transposed:?}, onto {accumulate}, bias {bias}");
+        let what =
+            format!("{count} of {shape:?} of {dtypes:?}, transposed {transposed:?}, onto {accumulate}, bias {bias}");
         Error::device("matmul", format!("cuBLASLt on {what}: {e}"))
     }
 }
@@ -206,6 +212,9 @@ impl Problem {
         problem.layouts[0] = if b_t { stored(k, n, gemm.dtypes[1])? } else { stored(n, k, gemm.dtypes[1])? };
         problem.layouts[1] = if a_t { stored(m, k, gemm.dtypes[0])? } else { stored(k, m, gemm.dtypes[0])? };
         problem.layouts[2] = stored(n, m, gemm.dtypes[2])?;
+        if gemm.count > 1 {
+            problem.repeat(gemm, [k * n, m * k, m * n])?;
+        }
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b_t))?;
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a_t))?;
         if gemm.dtypes[0] == Dtype::U8 {
@@ -219,6 +228,28 @@ impl Problem {
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &add)?;
         }
         Ok(problem)
+    }
+
+    /// Has each layout stand for as many matrices as there are products, each so many elements behind the one before.
+    fn repeat(&self, gemm: &Gemm, elems: [u64; 3]) -> Result<()> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let count =
+            i32::try_from(gemm.count).map_err(|_| Error::device("matmul", "more than 2^31 products at once"))?;
+        for (layout, elems) in self.layouts.into_iter().zip(elems) {
+            let stride = elems as i64;
+            let (many, apart) =
+                (Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET);
+            // SAFETY: the values have the types that the attributes are documented to have, and are copied.
+            unsafe {
+                result::set_matrix_layout_attribute(layout, many, (&raw const count).cast(), size_of::<i32>()).and_then(
+                    |()| {
+                        result::set_matrix_layout_attribute(layout, apart, (&raw const stride).cast(), size_of::<i64>())
+                    },
+                )
+            }
+            .map_err(fail(gemm))?;
+        }
+        Ok(())
     }
 
     /// Where the scales and the bias of this call are.

@@ -19,7 +19,8 @@
 //! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's.
 //!
 //! What has run on an H100 and an H200 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process, other
-//! architectures than sm_90a, checkpoints of ranks on GPUs and `calibrate --plan` are unverified.
+//! architectures than sm_90a, checkpoints of ranks on GPUs, `calibrate --plan`, Muon's kernels and several products in one
+//! call are unverified.
 
 pub mod alone;
 pub mod blas;

@@ -308,7 +308,8 @@ impl Square {
         }
         device.multiplies(0)?;
         let dtypes = [Dtype::Bf16; 3];
-        let gemm = Gemm { shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes };
+        let gemm =
+            Gemm { count: 1, shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes };
         let operands = Operands { factors: Factors::ONE, a, b, c, bias: None, scales: None };
         let stream = device.stream(0)?;
         let events = (0..times).map(|_| Ok([device.event(0)?, device.event(0)?])).collect::<Result<_>>()?;

@@ -258,7 +258,7 @@ impl Lowering<'_> {
             };
             if m > 0 {
                 let accumulate = pass == Pass::Dw;
-                let gemm = Gemm { shape, transposed, accumulate, bias: false, dtypes: [x, w, y] };
+                let gemm = Gemm { count: 1, shape, transposed, accumulate, bias: false, dtypes: [x, w, y] };
                 self.lowered.actions.push(Action::Gemm {
                     gemm,
                     factors: Factors::ONE,

@@ -58,6 +58,8 @@ pub struct Launch {
 /// codes, with a scale for every 128 of them along k: `[k / 128, m]` and `[k / 128, n]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gemm {
+    /// Products of this shape. Their operands stand one behind the other, without gaps.
+    pub count: u64,
     pub shape: [u64; 3],
     pub transposed: [bool; 2],
     pub accumulate: bool,
@@ -228,7 +230,7 @@ impl Lowering<'_> {
             return self.matmul_mixed([m, n, k], [a_t, b_t], accumulate, bias);
         }
         let dtypes = [self.reads[0], self.reads[1], self.writes[0]];
-        let gemm = Gemm { shape: [m, n, k], transposed: [a_t, b_t], accumulate, bias, dtypes };
+        let gemm = Gemm { count: 1, shape: [m, n, k], transposed: [a_t, b_t], accumulate, bias, dtypes };
         let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
         let [a, b, c] = [Arg::Read(0), Arg::Read(1), Arg::Write(0)].map(Part::from);
         self.lowered.actions.push(Action::Gemm { gemm, factors: Factors::ONE, a, b, c, bias, scales: None });
@@ -254,7 +256,7 @@ impl Lowering<'_> {
         let (a, b) = (wide(0, m * k)?, wide(1, k * n)?);
         let c = if to == Dtype::F32 { Arg::Write(0) } else { self.scratch(4 * m * n) };
         let onto = accumulate && to == Dtype::F32;
-        let gemm = Gemm { shape, transposed, accumulate: onto, bias, dtypes: [Dtype::F32; 3] };
+        let gemm = Gemm { count: 1, shape, transposed, accumulate: onto, bias, dtypes: [Dtype::F32; 3] };
         let [a, b, of_c] = [a, b, c.clone()].map(Part::from);
         let factors = Factors::ONE;
         self.lowered.actions.push(Action::Gemm { gemm, factors, a, b, c: of_c, bias: None, scales: None });
@@ -293,7 +295,7 @@ impl Lowering<'_> {
         let a = rounded(0, m, if a_t { [1, m] } else { [k, 1] })?;
         let b = rounded(1, n, if b_t { [k, 1] } else { [1, n] })?;
         let (shape, dtypes) = ([m, n, k], [Dtype::U8, Dtype::U8, self.writes[0]]);
-        let gemm = Gemm { shape, transposed: [false, true], accumulate, bias, dtypes };
+        let gemm = Gemm { count: 1, shape, transposed: [false, true], accumulate, bias, dtypes };
         let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
         let ([a, of_a], [b, of_b]) = (a, b);
         let (a, b, c, scales) = (a.into(), b.into(), Arg::Write(0).into(), Some([of_a, of_b]));

@@ -1,5 +1,5 @@
-//! The optimizer Muon. Its kernels and products have not run on a GPU yet: they are held to the CPU's by the emulator and by
-//! a library that stands for cuBLASLt.
+//! The optimizer Muon. Its kernels and products have not run on a GPU yet: the emulator holds them to the CPU's, and a library
+//! that stands for cuBLASLt.
 
 use super::super::source;
 use super::rows::{SCRATCH, adam_args};
@@ -19,26 +19,20 @@ impl Lowering<'_> {
             MuonKernel::Gram { of } => {
                 let (short, long) = (of.rows.min(of.cols), of.rows.max(of.cols));
                 let is_wide = of.rows <= of.cols;
-                let strides = [of.rows * of.cols, of.rows * of.cols, short * short];
-                self.each(of, [0, 0], ([short, short, long], [!is_wide, is_wide]), strides, None);
+                self.each(of.count, [0, 0], [short, short, long], [!is_wide, is_wide], None);
                 Ok(())
             }
             MuonKernel::Square { of } => {
-                let short = of.rows.min(of.cols);
                 let [_, old, product] = COEFFICIENTS.map(|x| x as f32);
-                let onto = Factors { product, old };
-                self.each(of, [0, 0], ([short; 3], [false; 2]), [short * short; 3], Some(onto));
+                let shape = [of.rows.min(of.cols); 3];
+                self.each(of.count, [0, 0], shape, [false; 2], Some(Factors { product, old }));
                 Ok(())
             }
             MuonKernel::Apply { of } => {
-                let (all, short) = (of.rows * of.cols, of.rows.min(of.cols));
+                let reads = if of.rows <= of.cols { [1, 0] } else { [0, 1] };
+                let shape = [of.rows, of.cols, of.rows.min(of.cols)];
                 let onto = Factors { old: COEFFICIENTS[0] as f32, ..Factors::ONE };
-                let shape = [of.rows, of.cols, short];
-                let (reads, strides) = match of.rows <= of.cols {
-                    true => ([1, 0], [short * short, all, all]),
-                    false => ([0, 1], [all, short * short, all]),
-                };
-                self.each(of, reads, (shape, [false; 2]), strides, Some(onto));
+                self.each(of.count, reads, shape, [false; 2], Some(onto));
                 Ok(())
             }
             MuonKernel::Update { part, adam } => {
@@ -48,35 +42,16 @@ impl Lowering<'_> {
         }
     }
 
-    /// A product for each matrix. Matrices stand `strides` elements apart in A, B and C; with `onto` C begins as a copy of
-    /// the first operand of the kernel.
-    fn each(
-        &mut self,
-        of: &Matrices,
-        reads: [usize; 2],
-        (shape, transposed): ([u64; 3], [bool; 2]),
-        strides: [u64; 3],
-        onto: Option<Factors>,
-    ) {
+    /// A product for each matrix, of two reads; with `onto` C begins as a copy of the first operand of the kernel.
+    fn each(&mut self, count: u64, [a, b]: [usize; 2], shape: [u64; 3], transposed: [bool; 2], onto: Option<Factors>) {
         if onto.is_some() {
             self.lowered.actions.push(Action::Copy { read: 0, write: 0 });
         }
-        let dtypes = [self.reads[reads[0]], self.reads[reads[1]], self.writes[0]];
-        let gemm = Gemm { shape, transposed, accumulate: onto.is_some(), bias: false, dtypes };
-        let operands = [Arg::Read(reads[0]), Arg::Read(reads[1]), Arg::Write(0)];
-        for i in 0..of.count {
-            let at = |x: usize| Part { of: operands[x].clone(), skip: i * strides[x] * dtypes[x].size() };
-            let (factors, gemm) = (onto.unwrap_or(Factors::ONE), gemm.clone());
-            self.lowered.actions.push(Action::Gemm {
-                gemm,
-                factors,
-                a: at(0),
-                b: at(1),
-                c: at(2),
-                bias: None,
-                scales: None,
-            });
-        }
+        let dtypes = [self.reads[a], self.reads[b], self.writes[0]];
+        let gemm = Gemm { count, shape, transposed, accumulate: onto.is_some(), bias: false, dtypes };
+        let [a, b, c] = [Arg::Read(a), Arg::Read(b), Arg::Write(0)].map(Part::from);
+        let factors = onto.unwrap_or(Factors::ONE);
+        self.lowered.actions.push(Action::Gemm { gemm, factors, a, b, c, bias: None, scales: None });
     }
 
     fn normalise(&mut self, of: &Matrices) -> Result<()> {
