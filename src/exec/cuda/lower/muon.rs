@@ -19,20 +19,20 @@ impl Lowering<'_> {
             MuonKernel::Gram { of } => {
                 let (short, long) = (of.rows.min(of.cols), of.rows.max(of.cols));
                 let is_wide = of.rows <= of.cols;
-                self.each(of.count, [0, 0], [short, short, long], [!is_wide, is_wide], None);
+                self.products(of.count, [0, 0], [short, short, long], [!is_wide, is_wide], None);
                 Ok(())
             }
             MuonKernel::Square { of } => {
                 let [_, old, product] = COEFFICIENTS.map(|x| x as f32);
                 let shape = [of.rows.min(of.cols); 3];
-                self.each(of.count, [0, 0], shape, [false; 2], Some(Factors { product, old }));
+                self.products(of.count, [0, 0], shape, [false; 2], Some(Factors { product, old }));
                 Ok(())
             }
             MuonKernel::Apply { of } => {
                 let reads = if of.rows <= of.cols { [1, 0] } else { [0, 1] };
                 let shape = [of.rows, of.cols, of.rows.min(of.cols)];
                 let onto = Factors { old: COEFFICIENTS[0] as f32, ..Factors::ONE };
-                self.each(of.count, reads, shape, [false; 2], Some(onto));
+                self.products(of.count, reads, shape, [false; 2], Some(onto));
                 Ok(())
             }
             MuonKernel::Update { part, adam } => {
@@ -42,8 +42,15 @@ impl Lowering<'_> {
         }
     }
 
-    /// A product for each matrix, of two reads; with `onto` C begins as a copy of the first operand of the kernel.
-    fn each(&mut self, count: u64, [a, b]: [usize; 2], shape: [u64; 3], transposed: [bool; 2], onto: Option<Factors>) {
+    /// A product of two reads for each matrix; with `onto` C begins as a copy of the first operand of the kernel.
+    fn products(
+        &mut self,
+        count: u64,
+        [a, b]: [usize; 2],
+        shape: [u64; 3],
+        transposed: [bool; 2],
+        onto: Option<Factors>,
+    ) {
         if onto.is_some() {
             self.lowered.actions.push(Action::Copy { read: 0, write: 0 });
         }
