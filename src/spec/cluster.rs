@@ -304,7 +304,7 @@ impl ClusterSpec {
     pub fn load(path: impl AsRef<Path>) -> Result<ClusterSpec> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        ClusterSpec::from_found(&Found { file: path.display().to_string(), text })
+        ClusterSpec::from_found(&Found { kind: "cluster", file: path.display().to_string(), text })
     }
 
     fn from_found(found: &Found) -> Result<ClusterSpec> {

@@ -113,7 +113,7 @@ impl ExchangeSpec {
     pub fn load(path: impl AsRef<Path>) -> Result<ExchangeSpec> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        ExchangeSpec::from_found(&Found { file: path.display().to_string(), text })
+        ExchangeSpec::from_found(&Found { kind: "exchange", file: path.display().to_string(), text })
     }
 
     fn from_found(found: &Found) -> Result<ExchangeSpec> {

@@ -232,7 +232,7 @@ impl GpuSpec {
     pub fn load(path: impl AsRef<Path>) -> Result<GpuSpec> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        GpuSpec::from_found(&Found { file: path.display().to_string(), text })
+        GpuSpec::from_found(&Found { kind: "gpu", file: path.display().to_string(), text })
     }
 
     fn from_found(found: &Found) -> Result<GpuSpec> {

@@ -120,7 +120,7 @@ mod tests {
     fn unknown_fields_and_sizes_that_make_no_model_are_refused() {
         let text = r#"[{"names": ["a"], "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 256,
             "gated_ffn": true, "vocab": 100, "seq": 128, "source": "nobody"}]"#;
-        let read = |text: String| KnownSizes::from_found(&Found { file: "known/sizes".into(), text });
+        let read = |text: String| KnownSizes::from_found(&Found { kind: "known", file: "known/sizes".into(), text });
         assert_eq!(read(text.into()).unwrap()[0].head_dim, None);
         for (from, to, why) in [
             (r#""seq""#, r#""sequence""#, "unknown field `sequence`"),

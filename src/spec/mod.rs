@@ -104,15 +104,17 @@ pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {
 /// The text of a spec and what to call it in an error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
+    /// What it is one of, as of [`shipped`].
+    pub kind: &'static str,
     pub file: String,
     pub text: String,
 }
 
 /// A shipped file by name, or any file by path. A name with a slash or `.json` is a path; a folder is
 /// taken to be a model's, with its config.json.
-pub fn find(kind: &str, name: &str) -> Result<Found> {
+pub fn find(kind: &'static str, name: &str) -> Result<Found> {
     if let Some((_, _, text)) = SHIPPED.iter().find(|(k, n, _)| *k == kind && *n == name) {
-        return Ok(Found { file: format!("{kind}/{name}"), text: text.to_string() });
+        return Ok(Found { kind, file: format!("{kind}/{name}"), text: text.to_string() });
     }
     let path = Path::new(name);
     let folder = path.is_dir();
@@ -124,7 +126,7 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
         // Editors of Windows begin a file with a mark that JSON does not have.
         let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
-        return Ok(Found { file: path.display().to_string(), text });
+        return Ok(Found { kind, file: path.display().to_string(), text });
     }
     let known: Vec<_> = shipped(kind).collect();
     let meant = meant(name, &known);

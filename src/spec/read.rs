@@ -1,9 +1,10 @@
 //! Files of our own format, and what is wrong with them in the words of whoever writes one.
 
-use super::Found;
+use super::{Found, SHIPPED};
 use crate::error::{Error, Result, json};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
+use serde_json::{Map, Value};
 
 /// Reads one of our own files: unknown keys are refused, and the error names the field.
 pub fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
@@ -20,12 +21,21 @@ pub fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
         };
         let field = path_at(&found.text, e.line(), e.column());
         // What is missing is noticed at the end of what it should be in, whose last field is not at fault.
-        let missing = why.starts_with("missing field");
-        let field = if missing { within(&field) } else { field };
+        let missing = why.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
         // The place is named by its path; line and column stay for an editor.
-        Error::spec(&found.file, field, why)
+        match missing {
+            Some((name, _)) => {
+                let place = within(&field);
+                let why = format!("{why}{}", as_shipped(found, &place, name));
+                Error::spec(&found.file, place, why)
+            }
+            None => Error::spec(&found.file, field, why),
+        }
     })
 }
+
+/// The path of what is in nothing else.
+const THE_FILE: &str = "the file";
 
 /// A message of the reader without the names of its types.
 fn in_words(said: &str) -> String {
@@ -45,7 +55,44 @@ fn in_words(said: &str) -> String {
 
 /// The path of what a field is in.
 fn within(path: &str) -> String {
-    path.rsplit_once('.').map_or("the file".into(), |(outer, _)| outer.into())
+    path.rsplit_once('.').map_or(THE_FILE.into(), |(outer, _)| outer.into())
+}
+
+/// The most of a value that is shown as an example.
+const SHOWN: usize = 150;
+
+/// What shipped files of this kind have for a field that is missing, and what else all of them have there and this one has
+/// not; nothing where none has the field.
+fn as_shipped(found: &Found, place: &str, name: &str) -> String {
+    let ours = serde_json::from_str(&found.text).unwrap_or(Value::Null);
+    let files = SHIPPED.iter().filter(|(kind, ..)| *kind == found.kind);
+    let files = files.filter_map(|(_, file, text)| Some((file, serde_json::from_str::<Value>(text).ok()?)));
+    let files: Vec<(&&str, Map<String, Value>)> =
+        files.filter_map(|(file, value)| Some((file, object_at(&value, place)?.clone()))).collect();
+    let Some((file, value)) = files.iter().find_map(|(file, object)| Some((file, object.get(name)?))) else {
+        return String::new();
+    };
+    let shown = value.to_string();
+    let value = if shown.len() <= SHOWN { format!(": {shown}") } else { String::new() };
+    let lacks = |key: &&String| *key != name && object_at(&ours, place).is_none_or(|object| !object.contains_key(*key));
+    let always = |key: &&String| files.iter().all(|(_, object)| object.contains_key(*key));
+    let more: Vec<String> = files[0].1.keys().filter(lacks).filter(always).map(|key| format!("`{key}`")).collect();
+    let more = match more.is_empty() {
+        true => String::new(),
+        false => format!("; all that are shipped have {} as well, and this one has not", more.join(", ")),
+    };
+    format!("; write it as models/{}/{file}.json has it{value}{more}", found.kind)
+}
+
+/// The object at a path; of a list the first item stands for all.
+fn object_at<'v>(value: &'v Value, path: &str) -> Option<&'v Map<String, Value>> {
+    let mut at = value;
+    for step in path.split('.').filter(|_| path != THE_FILE) {
+        let (key, item) = step.split_once('[').map_or((step, false), |(key, _)| (key, true));
+        at = if key.is_empty() { at } else { at.get(key)? };
+        at = if item { at.get(0)? } else { at };
+    }
+    at.as_object()
 }
 
 /// A step on the way into a JSON text.
@@ -94,7 +141,7 @@ fn path_at(text: &str, line: usize, column: usize) -> String {
             Step::Item(at) => said += &format!("[{at}]"),
         }
     }
-    if said.is_empty() { "the file".into() } else { said }
+    if said.is_empty() { THE_FILE.into() } else { said }
 }
 
 #[cfg(test)]
@@ -105,7 +152,9 @@ mod tests {
     #[test]
     fn errors_name_file_and_field() {
         let text = find("gpu", "h100-sxm5").unwrap().text;
-        let load = |text: String| read::<GpuSpec>(&Found { file: "x.json".into(), text }).unwrap_err().to_string();
+        let load = |text: String| {
+            read::<GpuSpec>(&Found { kind: "gpu", file: "x.json".into(), text }).unwrap_err().to_string()
+        };
         let err = load(text.replace("\"3.35 TB/s\"", "3350"));
         assert!(err.starts_with("x.json: memory_bandwidth.value: ") && err.contains("\"450 GB/s\""), "{err}");
         let err = load(text.replace("\"sms\"", "\"smss\""));
@@ -114,10 +163,32 @@ mod tests {
         assert!(err.contains("ends early"), "{err}");
     }
 
+    /// Whoever writes a file of his own sees all that it lacks, and how it is written.
+    #[test]
+    fn what_is_missing_is_as_shipped_files_have_it() {
+        let load = |text: &str| read::<GpuSpec>(&Found { kind: "gpu", file: "x.json".into(), text: text.into() });
+        let err = load(r#"{"name": "x", "sms": {"value": 1, "source": "mine", "provenance": "assumed"}}"#);
+        let err = err.unwrap_err().to_string();
+        let (said, more) = err.split_once("; all that are shipped have ").unwrap();
+        assert!(said.starts_with("x.json: the file: missing field `architecture`"), "{said}");
+        assert!(said.contains("; write it as models/gpu/") && said.contains(".json has it: \""), "{said}");
+        assert!(more.contains("`memory`, `memory_bandwidth`") && !more.contains("`sms`"), "{more}");
+        let text = find("gpu", "h100-sxm5").unwrap().text;
+        let err = load(&text.replacen("\"source\"", "\"sourc\"", 1)).unwrap_err().to_string();
+        assert!(err.contains("unknown field `sourc`"), "{err}");
+        let at = text.find("\"operands\": ").unwrap();
+        let err = load(&format!("{}{}", &text[..at], &text[at + text[at..].find('}').unwrap() + 2..])).unwrap_err();
+        let err = err.to_string();
+        assert!(err.starts_with("x.json: gemm: missing field `operands`"), "{err}");
+        assert!(err.contains(".json has it: {\"") && !err.contains("all that are shipped"), "{err}");
+    }
+
     #[test]
     fn what_is_wrong_is_said_without_names_of_types() {
         let text = find("fleet", "llama-3-405b").unwrap().text;
-        let load = |text: String| read::<FleetSpec>(&Found { file: "x.json".into(), text }).unwrap_err().to_string();
+        let load = |text: String| {
+            read::<FleetSpec>(&Found { kind: "fleet", file: "x.json".into(), text }).unwrap_err().to_string()
+        };
         let causes = text.find("\"causes\"").unwrap();
         let second = causes + text[causes..].match_indices("\"count\": ").nth(1).unwrap().0;
         let err = load(format!("{}\"count\": \"many\", \"x\": {}", &text[..second], &text[second + 9..]));

@@ -144,7 +144,7 @@ impl StackSpec {
     pub fn load(path: impl AsRef<Path>) -> Result<StackSpec> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        StackSpec::from_found(&Found { file: path.display().to_string(), text })
+        StackSpec::from_found(&Found { kind: "stack", file: path.display().to_string(), text })
     }
 
     /// The same stack with a CPU that takes so long for every op, forward or backward.
