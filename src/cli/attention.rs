@@ -108,7 +108,7 @@ impl Bench {
             head_dim: flags.head_dim,
             mask: Mask {
                 window: flags.window,
-                documents: flags.documents.clone().unwrap_or_default(),
+                documents: flags.documents.clone().unwrap_or_default().filling(flags.seq_len),
                 ..Mask::new(flags.causal)
             },
             dtype: flags.dtype.unwrap_or_else(|| default_dtype(&gpu)),

@@ -301,12 +301,9 @@ fn ranks(row: &Row) -> String {
     if row.ep > 1 { format!("{said}, ep {}", row.ep) } else { said }
 }
 
-/// Whole thousands of tokens up to 10 M, then tenths of millions.
+/// In K throughout: a column is compared by eye, and what stands there can be typed.
 fn short(n: u64) -> String {
-    match n {
-        n if n >= 10 << 20 => format!("{:.1} M", n as f64 / f64::from(1 << 20)),
-        n => tokens(n),
-    }
+    if n > 0 && n.is_multiple_of(1 << 10) { format!("{} K", n >> 10) } else { n.to_string() }
 }
 
 /// Which memory is full, and of what.

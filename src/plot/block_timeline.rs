@@ -187,6 +187,13 @@ impl<'a> Track<'a> {
         gaps
     }
 
+    /// How long before the backward pass of the layer the first transfer for it begins, if any ends before it, too: it is
+    /// not in the picture.
+    fn early(&self) -> Option<f64> {
+        let before = self.pass(false).filter(|s| s.end_s <= 0.0);
+        before.map(|s| -s.start_s).max_by(f64::total_cmp)
+    }
+
     fn waited(&self) -> f64 {
         [true, false].iter().flat_map(|&f| self.waits(f)).map(|(from, to)| to - from).sum()
     }
@@ -258,10 +265,13 @@ fn track_marks(track: &Track, scale: &Scale, (top, heading, lane): (f64, f64, f6
     let (forward, backward) = (track.end(true), track.end(false));
     let share = 100.0 * track.waited() / (forward + backward);
     let words = format!(
-        "forward {}, backward {}; without a kernel for {} of it ({share:.0} %)",
+        "forward {}, backward {}; without a kernel for {} of it ({share:.0} %){}",
         ms(forward),
         ms(backward),
-        ms(track.waited())
+        ms(track.waited()),
+        track
+            .early()
+            .map_or(String::new(), |s| format!("; its first transfer of the backward pass begins {} before", ms(s)))
     );
     let y = top + heading / 2.0 + 3.0;
     let mut marks = vec![

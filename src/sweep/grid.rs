@@ -63,52 +63,53 @@ pub enum Batch {
     GlobalBatch(Vec<u64>),
 }
 
+/// Ranks that share a sequence in the default study.
+const DEGREES: [u32; 6] = [2, 4, 8, 16, 32, 64];
+
 /// More points than anyone would wait for.
 const MOST_POINTS: usize = 1_000_000;
 
 impl Grid {
-    /// No split, rings, Ulysses and some hybrids, as far as they fit into `gpus`.
+    /// No split, rings, Ulysses and all hybrids of both, each over the same numbers of ranks, as far as they fit into
+    /// `gpus`: families are compared by their best, and none is to lose for want of a degree.
     pub fn default_ways(gpus: u32) -> Vec<[u32; 2]> {
-        let all = [
-            &[[1, 1]][..],
-            &[[1, 2], [1, 4], [1, 8], [1, 16], [1, 32], [1, 64]],
-            &[[2, 1], [4, 1], [8, 1], [16, 1], [32, 1], [64, 1]],
-            &[[8, 2], [8, 4], [8, 8]],
-        ];
-        all.concat().into_iter().filter(|[u, r]| u * r <= gpus).collect()
+        let degrees = || DEGREES.into_iter().filter(|&n| n <= gpus);
+        let rings = degrees().map(|ring| [1, ring]);
+        let ulysses = degrees().map(|ulysses| [ulysses, 1]);
+        let hybrids = degrees().flat_map(|u| degrees().map(move |r| [u, r]));
+        let all = [[1, 1]].into_iter().chain(rings).chain(ulysses).chain(hybrids);
+        all.filter(|[u, r]| u * r <= gpus.min(DEGREES[DEGREES.len() - 1])).collect()
     }
 
-    /// Variants of a ring and of hybrids, KV gathered instead, tensor parallelism, as far as they fit into `gpus`.
+    /// KV gathered instead of a ring, and tensor parallelism, over the same numbers of ranks; variants of rings and of
+    /// hybrids. As far as they fit into `gpus`. Every way with attention computed once, too, lest some families have that
+    /// and others do not.
     pub fn default_also(gpus: u32) -> Vec<Also> {
-        let words = [
-            "stripe",
-            "dkv-model",
-            "burst",
-            "merge-in-kernel",
-            "dkv-model+merge-at-end",
-            "double-ring-8",
-            "gather-kv",
-            "gather-kv-prefetch",
-        ];
-        let of = |[ulysses, ring, tp]: [u32; 3], words: &str| Also {
-            ulysses,
-            ring,
-            tp,
-            pp: 1,
-            options: words.parse().expect("words of the table of options"),
+        let of = |[ulysses, ring, tp]: [u32; 3], words: &str| {
+            let options = words.parse().expect("words of the table of options");
+            Also { ulysses, ring, tp, pp: 1, options }
         };
-        let rings = words.into_iter().flat_map(|word| [8, 16].map(|ring| of([1, ring, 1], word)));
-        let hybrids = [[2, 8, 1], [4, 8, 1], [8, 8, 1]].map(|split| of(split, "ring-inside"));
+        let crossed = |words: &[&'static str], rings: &[u32]| -> Vec<([u32; 3], &'static str)> {
+            words.iter().flat_map(|&word| rings.iter().map(move |&ring| ([1, ring, 1], word))).collect()
+        };
+        let rings = crossed(&["stripe", "dkv-model", "burst", "merge-in-kernel", "dkv-model+merge-at-end"], &[8, 16]);
+        let double = crossed(&["double-ring-8"], &[16]);
+        let gathered = crossed(&["gather-kv", "gather-kv-prefetch"], &DEGREES);
+        let hybrids = [[2, 8, 1], [4, 8, 1], [8, 8, 1]].map(|split| (split, "ring-inside"));
         let tensor = [[1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 2, 8], [1, 4, 8], [1, 8, 8], [2, 1, 4], [4, 1, 2]];
-        // Every way with attention computed once, lest some families have that and others do not.
-        let gathered =
-            ["gather-kv", "gather-kv-prefetch"].into_iter().flat_map(|word| [8, 16].map(|ring| (word, ring)));
-        let gathered = gathered.map(|(word, ring)| of([1, ring, 1], &format!("{word}+keep-attention")));
-        let plain = Grid::default_ways(gpus).into_iter().map(|[ulysses, ring]| [ulysses, ring, 1]);
-        let kept = plain.chain(tensor).map(|split| of(split, "keep-attention")).chain(gathered);
-        let all = rings.chain(hybrids).chain(tensor.map(|split| of(split, "default"))).chain(kept);
-        // A ring of rings needs more than one of them.
-        all.filter(|a| a.ranks() <= gpus && !(a.options.double_ring >= a.ring && a.options.double_ring > 1)).collect()
+        let tensor = tensor.map(|split| (split, ""));
+        let changed: Vec<([u32; 3], &str)> =
+            rings.into_iter().chain(double).chain(gathered).chain(hybrids).chain(tensor).collect();
+        let plain = Grid::default_ways(gpus).into_iter().map(|[ulysses, ring]| ([ulysses, ring, 1], ""));
+        // A ring whose dK and dV go round in the model's type has no backward pass of attention of its own.
+        let keeps = |words: &str| !words.contains("dkv-model");
+        let kept = plain.chain(changed.iter().copied()).filter(|(_, words)| keeps(words));
+        let kept = kept.map(|(split, words)| match words {
+            "" => of(split, "keep-attention"),
+            words => of(split, &format!("{words}+keep-attention")),
+        });
+        let changed = changed.iter().map(|&(split, words)| of(split, if words.is_empty() { "default" } else { words }));
+        changed.chain(kept).filter(|also| also.ranks() <= gpus).collect()
     }
 
     /// 8 K to 1 M.

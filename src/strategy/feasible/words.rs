@@ -206,8 +206,14 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
         (
             "keep-attention",
             o.keep_attention,
-            !par.cuts_all() && o.ring_backward != RingBackward::Reverse,
-            "backward passes in one piece, not those of zb-h1, zb-v, v-half or v-min, and no dkv-model, whose ring begins where the forward one ended",
+            !par.cuts_all(),
+            "backward passes in one piece, not those of zb-h1, zb-v, v-half or v-min",
+        ),
+        (
+            "keep-attention",
+            o.keep_attention,
+            o.ring_backward != RingBackward::Reverse,
+            "no dkv-model, whose backward ring begins with what the forward one ended with",
         ),
         (
             "keep-fp8-rows",

@@ -70,6 +70,8 @@ pub struct Side {
     pub host_s: f64,
     /// By one rank.
     pub sent_bytes: f64,
+    /// How long that travels, whether anything hides it or not.
+    pub travels_s: f64,
     pub peak_mem_bytes: u64,
     pub options: String,
     pub why_not: String,
@@ -353,6 +355,7 @@ impl Side {
             (&mut self.imbalance_s, other.imbalance_s),
             (&mut self.host_s, other.host_s),
             (&mut self.sent_bytes, other.sent_bytes),
+            (&mut self.travels_s, other.travels_s),
         ];
         for (sum, more) in sums {
             *sum += share * more;
@@ -377,6 +380,7 @@ fn parts(timeline: &Timeline) -> Side {
         imbalance_s: usage.bubble,
         host_s: usage.host,
         sent_bytes: usage.bytes_scale_up + usage.bytes_scale_out,
+        travels_s: usage.comm.values().sum(),
         ..Side::default()
     }
 }

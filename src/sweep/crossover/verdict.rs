@@ -104,17 +104,17 @@ fn sentence(winner: Winner, cause: Difference, fast: &Side, slow: &Side) -> Stri
     let why = match (cause, ring_wins) {
         (Difference::Waits, true) => format!(
             "it sends {} and waits {}; Ulysses sends {}, hides nothing of it and waits {}",
-            decimal(fast.sent_bytes, "B"),
+            sent(fast),
             seconds(fast.waits_s),
-            decimal(slow.sent_bytes, "B"),
+            sent(slow),
             seconds(slow.waits_s)
         ),
         (Difference::Waits, false) => format!(
             "the ring sends {} and its blocks are too short to hide it: it waits {}, Ulysses {} for {}",
-            decimal(slow.sent_bytes, "B"),
+            sent(slow),
             seconds(slow.waits_s),
             seconds(fast.waits_s),
-            decimal(fast.sent_bytes, "B")
+            sent(fast)
         ),
         (Difference::Attention, _) => {
             format!("one attention over all tokens takes {}, the ring's blocks {}", of(fast), of(slow))
@@ -163,6 +163,12 @@ fn of(side: &Side) -> String {
     seconds(side.attention_s)
 }
 
+/// With the rate that it comes to: a link may be fast, and messages too short for it.
+fn sent(side: &Side) -> String {
+    let sent = decimal(side.sent_bytes, "B");
+    if side.travels_s > 0.0 { format!("{sent} at {}", decimal(side.sent_bytes / side.travels_s, "B/s")) } else { sent }
+}
+
 fn copies(side: &Side) -> String {
     seconds(side.copies_s)
 }
@@ -173,7 +179,7 @@ mod tests {
 
     fn side(attention_s: f64, copies_s: f64, waits_s: f64) -> Side {
         let time_s = Some(attention_s + copies_s + waits_s);
-        Side { time_s, attention_s, copies_s, waits_s, sent_bytes: 1e9, ..Side::default() }
+        Side { time_s, attention_s, copies_s, waits_s, sent_bytes: 1e9, travels_s: 0.05, ..Side::default() }
     }
 
     fn impossible(why: &str) -> Side {
@@ -188,7 +194,7 @@ mod tests {
             (winner, cause, why)
         };
         assert_eq!(said(&quick, &waits).1, Difference::Waits);
-        assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB"));
+        assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB at 20.0 GB/s and"));
         assert_eq!((said(&slow, &quick).0, said(&slow, &quick).1), (Winner::Ring, Difference::Attention));
         assert_eq!(said(&quick, &side(1.0, 0.5, 0.1)).1, Difference::Copies);
     }
