@@ -95,6 +95,16 @@ impl Cluster {
         self.per_node
     }
 
+    /// Of a group of `group` neighbouring ranks, how many neighbours lie in one node wherever the group begins: all of it
+    /// where nodes hold whole groups, and where they do not, the largest equal parts that no node cuts.
+    pub fn together(&self, group: u32) -> u32 {
+        let (mut a, mut b) = (group, if self.nodes() > 1 { self.per_node } else { group });
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    }
+
     /// The number of GPUs to take so that no group of `group` neighbouring ranks that fits into a node would lie across
     /// two; `None` if no group does now.
     pub fn unsplit(&self, group: u32) -> Option<u32> {
@@ -247,6 +257,15 @@ mod tests {
         // What no degree is, is refused elsewhere.
         assert_eq!([0, 1000].map(|group| racks(144).unsplit(group)), [None; 2]);
         assert_eq!(dgx(64).unwrap().unsplit(3), None);
+    }
+
+    #[test]
+    fn what_of_a_group_no_node_cuts() {
+        let racks = |gpus: u32| Cluster::shipped("gb200-nvl72", gpus);
+        // Groups of 64 over racks of which 64 are used, over a whole one, and over whole ones: 64 and 8, 56 and 16, ..
+        assert_eq!([512, 72, 576].map(|gpus| racks(gpus).together(64)), [64, 64, 8]);
+        assert_eq!([8, 16, 144].map(|group| racks(576).together(group)), [8, 8, 72]);
+        assert_eq!([1, 6, 64].map(|group| dgx(64).unwrap().together(group)), [1, 2, 8]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Acts<'_> {
                 let (cluster, stack) = (self.machine.cluster, self.machine.stack);
                 let members = &gang.members;
                 let at = Setting { route, phase, row_bytes: values, members, cluster, stack, library: None };
-                let found = Rc::new((exchange::time(&at, *algo)?, exchange::traffic(route, *algo, phase)));
+                let found = Rc::new((exchange::time(&at, *algo)?, exchange::traffic_of(&at, *algo)));
                 self.exchanges.insert(asked, found.clone());
                 found
             }

@@ -147,7 +147,7 @@ impl Case {
 
     /// Where rows of experts go; none where there are no experts.
     fn route(&self, work: &Workload, par: &Parallelism) -> Result<Option<Route>> {
-        self.routing.route(&self.model, work, par, self.cluster.spec.gpus_per_node)
+        self.routing.route(&self.model, work, par, self.cluster.together(par.ep))
     }
 
     /// That a router's log is shorter than the tokens of a point's ranks, and what becomes of it.
@@ -398,7 +398,7 @@ mod tests {
     use crate::collective::exchange;
     use crate::error::Cause;
     use crate::plan::{Counts, ExchangeAlgo};
-    use crate::spec::{Options, Recompute};
+    use crate::spec::{Dispatch, Options, Recompute};
 
     fn point() -> Point {
         Point {
@@ -411,6 +411,24 @@ mod tests {
 
     fn case() -> Case {
         Case::new(LlmSpec::find("llama-3-8b").unwrap(), "dgx-h100", "nccl-fa3", 8, None).unwrap()
+    }
+
+    /// Groups of 64 over racks of 72: most lie across two, and no library takes them for one node.
+    #[test]
+    fn experts_over_two_racks_cross_the_network() {
+        let step = |gpus: u32, dispatch| {
+            let case =
+                Case::new(LlmSpec::find("qwen3-30b-a3b").unwrap(), "gb200-nvl72", "nccl-fa4", gpus, None).unwrap();
+            let options = Options { dispatch, ..Options::default() };
+            let par = Parallelism { dp: gpus, ep: 64, zero: 1, options, ..Parallelism::default() };
+            let point = Point { seq_len: 4096, global_batch: u64::from(gpus), micro_batch: 1, par };
+            let row = case.row(&point).unwrap();
+            (row.step_time_s.unwrap(), row.bytes_scale_out.unwrap())
+        };
+        for dispatch in [Dispatch::Nccl, Dispatch::HybridEp] {
+            let ((whole, inside), (cut, across)) = (step(512, dispatch), step(576, dispatch));
+            assert!(cut > 1.3 * whole && across > 1.5 * inside, "{dispatch:?}: {whole} {cut}, {inside} {across}");
+        }
     }
 
     #[test]

@@ -21,8 +21,12 @@ impl Case {
         let mut options = point.par.options;
         options.shadow = 0;
         let point = Point { par: Parallelism { options, ..point.par }, ..*point };
-        let route =
-            self.routing.route(&self.model, &self.workload(&point)?, &point.par, self.cluster.spec.gpus_per_node)?;
+        let route = self.routing.route(
+            &self.model,
+            &self.workload(&point)?,
+            &point.par,
+            self.cluster.together(point.par.ep),
+        )?;
         let Some(route) = route.filter(|route| route.is_listed()) else {
             let why = "where rows are expected values no expert is hotter than another; use --routing zipf:1.0, or \
                        another that is drawn or read";

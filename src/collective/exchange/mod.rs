@@ -25,7 +25,7 @@ pub use aside::{Aside, aside, aside_of_plan, runs_on};
 pub use buffers::{Buffers, buffers};
 pub use message::message_row;
 pub use streamed::library;
-pub use traffic::{Flow, Traffic, traffic};
+pub use traffic::{Flow, Traffic, traffic, traffic_of};
 
 use super::{nccl, wires};
 use crate::cluster::Cluster;
@@ -221,7 +221,7 @@ pub fn time(at: &Setting, algo: ExchangeAlgo) -> Result<Estimate> {
         let why = format!("a route over {} nodes on {}, which has no network", route.nodes(), cluster.spec.name);
         return Err(Error::spec("route", "node", why));
     }
-    let all = traffic(route, algo, at.phase);
+    let all = traffic_of(at, algo);
     let mut found = match algo {
         ExchangeAlgo::Nccl => nccl_all_to_all::time(at, &all),
         ExchangeAlgo::AllGather => allgather::time(at),

@@ -11,6 +11,31 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     (0..route.ranks).map(hop).collect()
 }
 
+/// The traffic of each rank by the nodes that its members lie in, which may be larger than those of the route: rows go
+/// straight to their ranks.
+pub fn where_ranks_are(at: &Setting) -> Vec<Traffic> {
+    let rows = |from, to| match at.phase {
+        Phase::Combine => at.route.copies_to_rank(to, from),
+        Phase::Dispatch | Phase::CachedDispatch => at.route.copies_to_rank(from, to),
+    };
+    let place = |rank: u32| at.cluster.node_of(at.members[rank as usize]);
+    let of = |rank: u32| {
+        let mut all = Traffic::default();
+        for other in 0..at.route.ranks {
+            let flow = if place(rank) == place(other) { &mut all.links } else { &mut all.network };
+            match other == rank {
+                true => flow.kept += rows(rank, rank),
+                false => {
+                    flow.sent += rows(rank, other);
+                    flow.received += rows(other, rank);
+                }
+            }
+        }
+        all
+    };
+    (0..at.route.ranks).map(of).collect()
+}
+
 /// The time before a dispatch: an all-gather of the counts of all slots, and the host that reads them before it can
 /// send.
 pub(super) fn counts(at: &Setting) -> Seconds {

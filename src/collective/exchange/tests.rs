@@ -1,7 +1,7 @@
 use super::*;
 use crate::plan::Wire;
 use crate::plan::route::{Counts, DROPPED, expected_unique};
-use crate::spec::Architecture;
+use crate::spec::{Architecture, ClusterSpec, GpuSpec};
 use rand::{Rng, SeedableRng};
 
 const ALL: [ExchangeAlgo; 7] = [
@@ -262,4 +262,39 @@ fn the_hook_leaves_the_sms_to_others() {
         on("dgx-h100", &route, algo, Phase::Dispatch, 7392).unwrap().sms
     };
     assert_eq!((sms(true), sms(false)), (0, 128));
+}
+
+/// 64 ranks, half of them on either rack, as parts of 8 that no rack cuts: what goes straight to its rank leaves the rack
+/// for every second one, and what goes by way of such parts leaves them for seven of eight.
+#[test]
+fn rows_leave_the_nodes_where_ranks_are() {
+    let spec = ClusterSpec::find("gb200-nvl72").unwrap();
+    let cluster = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), 576).unwrap();
+    let members: Vec<u32> = (40..104).collect();
+    let route = Route::new([64, cluster.together(64)], 128, 8, Counts::Balanced { tokens: 1000 }).unwrap();
+    assert_eq!(route.nodes(), 8);
+    let stack = StackSpec::find("nccl-fa3").unwrap();
+    for phase in [Phase::Dispatch, Phase::Combine] {
+        let at = Setting {
+            route: &route,
+            phase,
+            row_bytes: 1,
+            members: &members,
+            cluster: &cluster,
+            stack: &stack,
+            library: None,
+        };
+        let straight = traffic_of(&at, ExchangeAlgo::Nccl);
+        assert_eq!(straight.len(), 64);
+        for one in &straight {
+            assert!((one.network.sent - 4000.0).abs() < 1e-6 && (one.network.received - 4000.0).abs() < 1e-6);
+            assert!((one.links.sent + one.links.kept - 4000.0).abs() < 1e-6);
+        }
+        let by_parts = traffic_of(&at, ExchangeAlgo::HybridEp { sms: 16 });
+        assert_eq!(by_parts, traffic(&route, ExchangeAlgo::HybridEp { sms: 16 }, phase));
+        assert!((by_parts[0].network.sent - 7.0 * route.unique_to_node(0, 1)).abs() < 1e-6);
+    }
+    // On whole racks nothing leaves.
+    let whole = Route::new([64, 64], 128, 8, Counts::Balanced { tokens: 1000 }).unwrap();
+    assert_eq!(traffic(&whole, ExchangeAlgo::Nccl, Phase::Dispatch)[0].network.sent, 0.0);
 }

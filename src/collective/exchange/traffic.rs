@@ -1,6 +1,6 @@
 //! The rows that each rank sends and receives.
 
-use super::{Hop, Via, hops, sent_by};
+use super::{Hop, Setting, Via, hops, nccl_all_to_all, sent_by};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
 
 /// Rows of one rank over one kind of link.
@@ -73,6 +73,21 @@ pub fn traffic(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Traffic> 
         all[hop.to as usize].receives(&hop);
     }
     all
+}
+
+/// The same on the nodes of a cluster. Where they cut the group, those of the route are parts that none of them cuts, and
+/// a library that has nodes of its own takes them so; what goes straight to its rank crosses what lies between.
+pub fn traffic_of(at: &Setting, algo: ExchangeAlgo) -> Vec<Traffic> {
+    match algo {
+        ExchangeAlgo::Nccl if is_cut(at) => nccl_all_to_all::where_ranks_are(at),
+        _ => traffic(at.route, algo, at.phase),
+    }
+}
+
+/// Whether some ranks of the group lie in one node that are not in one node of the route.
+fn is_cut(at: &Setting) -> bool {
+    let node = |rank: &u32| at.cluster.node_of(*rank);
+    at.route.nodes() > 1 && at.members.chunk_by(|a, b| node(a) == node(b)).any(|of| of.len() != at.route.node as usize)
 }
 
 fn alike(hops: &[Hop]) -> Traffic {

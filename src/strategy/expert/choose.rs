@@ -43,7 +43,7 @@ impl std::str::FromStr for Routing {
 }
 
 impl Routing {
-    /// The route of a step's layers; `None` for a model without experts. `node`: ranks that share the fast links.
+    /// The route of a step's layers; `None` for a model without experts. `node`: ranks of a group that share the fast links.
     /// Errors: options that do not fit the experts, a log that cannot be read.
     pub fn route(&self, model: &LlmSpec, work: &Workload, par: &Parallelism, node: u32) -> Result<Option<Route>> {
         let Some(moe) = model.moe else { return Ok(None) };

@@ -112,7 +112,7 @@ impl Setup {
         guard::before(model, &work, &split.par)?;
         self.ends(model, split)?;
         let engines = Engines::of(&self.stack, &self.machine.cluster.spec);
-        let node = self.machine.cluster.spec.gpus_per_node;
+        let node = self.machine.cluster.together(split.par.ep);
         let route = self.routing.route(model, &work, &split.par, node)?;
         let plan = build_routed(model, &work, &split.par, engines, route)?;
         guard::length(&plan, MOST_OPS)?;
