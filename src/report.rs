@@ -1,10 +1,12 @@
 //! What a timeline and a layout of memory say about a plan: a [`Row`] of a study, and a [`Report`] for a reader.
 
+mod beside;
 pub mod human;
 pub mod record;
 mod row;
 mod text;
 
+pub use beside::Beside;
 pub use row::{Place, Row, limit, made_of};
 
 use crate::cluster::Cluster;

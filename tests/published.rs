@@ -20,7 +20,7 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 43] = [
+const BLIND: [&str; 44] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
@@ -64,6 +64,7 @@ const BLIND: [&str; 43] = [
     "blind_training_18.json",
     "blind_training_19.json",
     "blind_training_20.json",
+    "blind_training_21.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.

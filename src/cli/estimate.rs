@@ -6,14 +6,18 @@ use super::flags::{JsonFile, Output, PlanFile};
 use super::progress::Clock;
 use super::{Answer, software};
 use crate::error::{Error, Result};
-use crate::report::{Report, Training};
+use crate::report::{Beside, Report, Training};
 use clap::Args;
+use serde::Serialize;
+use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain estimate\n         \
                         foretrain estimate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
                         foretrain estimate --model llama-3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4 --global-batch 1024 --tokens 15T\n         \
-                        foretrain estimate --plan plan.json --cluster local-cpu --json\n\n\
+                        foretrain estimate --plan plan.json --cluster local-cpu --json\n         \
+                        foretrain estimate --gpus 64 --seq-len 64K --ring 8 --out ring.json\n         \
+                        foretrain estimate --gpus 64 --seq-len 64K --ulysses 8 --beside ring.json\n\n\
 Where nothing is said of the split (no degree, --zero, --recompute or --options) and the default does not fit, the\n\
 fastest of a few simple ways that fit is taken, and a note says which. So it is in simulate, plan and goodput.")]
 pub struct Flags {
@@ -24,10 +28,22 @@ pub struct Flags {
     /// Tokens of the whole training, e.g. 300B or 15.6T: how long that takes, and how many GPU-hours
     #[arg(long, value_name = "N", value_parser = trained_tokens)]
     tokens: Option<f64>,
+    /// Say what differs from the answer that an earlier estimate wrote with --out, part by part
+    #[arg(long, value_name = "FILE")]
+    beside: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
     file: JsonFile,
+}
+
+/// An answer, and what differs from an earlier one.
+#[derive(Serialize)]
+struct Compared {
+    #[serde(flatten)]
+    report: Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
@@ -45,5 +61,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let training = flags.tokens.and_then(|tokens| Training::of(tokens, &report.row));
     let report = Report { notes, training, row: chosen.remedied(report.row)?, ..report };
     let error = (!report.row.feasible).then(|| Error::Infeasible(report.row.why.clone()));
-    Answer::with_error(report.render(), &report, error).also_to(flags.file.path())
+    let beside = flags.beside.as_deref().map(|file| Beside::of(&report, file)).transpose()?;
+    let text = report.render() + &beside.as_ref().map_or(String::new(), |beside| format!("\n{}", beside.render()));
+    Answer::with_error(text, &Compared { report, beside }, error).also_to(flags.file.path())
 }

@@ -21,6 +21,8 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
         // What is wrong with what was said is not for another split to hide.
         row if row.feasible => return Ok(None),
         row if row.why.cause == Cause::Memory => row,
+        // A sequence for each GPU, each so long that nobody waits for it: fewer at a time, shared by ranks, may do.
+        row if row.why.cause == Cause::Time && batch.is_none() => row,
         // A batch that all GPUs as replicas do not share evenly, fewer may.
         row if row.why.cause == Cause::Batch && batch.is_some() => row,
         _ => return Ok(None),
@@ -50,7 +52,10 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     if odd {
         return Ok(None);
     }
-    let note = format!("nothing is said of the split, and of {all} simple ways tried none fits; this is the default");
+    let note = format!(
+        "nothing is said of the split, and of {all} simple ways tried none fits; this is the default, and `foretrain search` \
+         tries more, and what saves memory"
+    );
     Ok(Some(Taken { point: *point, note }))
 }
 

@@ -194,7 +194,7 @@ impl Row {
     }
 }
 
-fn axis(name: &str) -> &str {
+pub(super) fn axis(name: &str) -> &str {
     match name {
         "pp" => "pp (pipeline)",
         "dp" => "dp (gradients, weights)",
