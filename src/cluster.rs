@@ -204,6 +204,24 @@ impl Cluster {
         self.bridge(pair).map(|_| sockets.bridge.value * (1.0 / rings))
     }
 
+    /// Bytes a second from a GPU to another of its node at most; `None` behind a switch.
+    pub fn peer(&self, a: u32, b: u32) -> Option<BytesPerSec> {
+        let up = &self.spec.scale_up;
+        let of = |rank: u32, gpus: u32| (self.node_of(rank), rank % self.per_node / gpus);
+        let package = up.package.as_ref().filter(|package| of(a, package.gpus) == of(b, package.gpus));
+        package.map(|package| &package.per_peer).or(up.per_peer.as_ref()).map(|rate| rate.value)
+    }
+
+    /// The least that goes from one to another of the members that share a node; `None` behind a switch.
+    pub fn slowest_peer(&self, members: &[u32]) -> Option<BytesPerSec> {
+        let near = members.windows(2).filter(|pair| self.node_of(pair[0]) == self.node_of(pair[1]));
+        let known = self.spec.scale_up.package.as_ref().and_then(|_| {
+            // Members are in ascending order, so that neighbours are of two packages if any are.
+            near.filter_map(|pair| self.peer(pair[0], pair[1])).reduce(BytesPerSec::min)
+        });
+        known.or(self.spec.scale_up.per_peer.as_ref().map(|rate| rate.value))
+    }
+
     /// NICs that one of `flows` out of a node has: those of the node shared out, but no more than a rank has of its
     /// own, or one where ranks share. 1 without a network.
     pub fn nic_share(&self, flows: f64) -> f64 {
@@ -342,6 +360,22 @@ mod tests {
         let rate = |members: &[u32]| c.bridge(members).map(|b| b.value() / 1e9);
         assert_eq!([rate(&[0, 3]), rate(&[0, 4])], [None, Some(5.5)]);
         assert_eq!(rate(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(22.0));
+    }
+
+    #[test]
+    fn dies_of_a_package_have_more_links() {
+        let c = Cluster::shipped("frontier", 16);
+        let rate = |members: &[u32]| c.slowest_peer(members).map(|rate| rate.value() / 1e9);
+        assert_eq!(
+            [rate(&[0, 1]), rate(&[1, 2]), rate(&[0, 1, 2]), rate(&[6, 7, 8, 9])].map(Option::unwrap),
+            [148.0, 37.0, 37.0, 148.0]
+        );
+        assert_eq!([(2, 3), (3, 4)].map(|(a, b)| c.capacity(Link::Peer(a, b)).value()), [148e9, 37e9]);
+        assert_eq!(Cluster::shipped("dgx-h100", 8).slowest_peer(&[0, 1]), None);
+        let mut spec = c.spec.clone();
+        spec.scale_up.package.as_mut().unwrap().gpus = 3;
+        let why = spec.check("own.json").unwrap_err().to_string();
+        assert!(why.contains("own.json: scale_up.package") && why.contains("packages of 3"), "{why}");
     }
 
     #[test]

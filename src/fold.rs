@@ -121,15 +121,18 @@ impl Talks {
         }
     }
 
-    /// Of every rank, what of its ways is narrower than NICs and ports: uplinks of pods, bridges between sockets. Empty
-    /// where nothing is.
+    /// Of every rank, what of its ways is narrower than NICs and ports: uplinks of pods, bridges between sockets, links
+    /// between packages. Empty where nothing is.
     fn narrow(&self, plan: &Plan, cluster: &Cluster) -> Vec<u64> {
-        if cluster.spec.pods.is_empty() && cluster.spec.scale_up.sockets.is_none() {
+        let up = &cluster.spec.scale_up;
+        if cluster.spec.pods.is_empty() && up.sockets.is_none() && up.package.is_none() {
             return vec![];
         }
+        let inside = |members: &[u32]| {
+            [cluster.bridge(members), cluster.slowest_peer(members)].map(|rate| rate.map_or(0, |r| r.value().to_bits()))
+        };
         let way = |members: &[u32]| {
-            let bridge = cluster.bridge(members).map_or(0, |b| b.value().to_bits());
-            (cluster.uplink_share(members).to_bits(), cluster.beyond_pods(members).to_bits(), bridge)
+            (cluster.uplink_share(members).to_bits(), cluster.beyond_pods(members).to_bits(), inside(members))
         };
         let mut all: Vec<FxHasher> = vec![FxHasher::default(); plan.ranks() as usize];
         for (group, by) in &self.hops {
@@ -137,8 +140,7 @@ impl Talks {
             let pair = |rank: u32| [rank, step.of(rank)];
             let leaving = cluster.leaving((0..plan.ranks()).map(pair));
             for (rank, h) in (0..).zip(&mut all) {
-                let bridge = cluster.bridge(&pair(rank)).map_or(0, |b| b.value().to_bits());
-                (cluster.uplink_share_of_send(pair(rank), &leaving).to_bits(), bridge).hash(h);
+                (cluster.uplink_share_of_send(pair(rank), &leaving).to_bits(), inside(&pair(rank))).hash(h);
             }
         }
         for group in &self.groups {

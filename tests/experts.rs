@@ -6,7 +6,7 @@ mod dense;
 use dense::{error, run};
 use foretrain::exec::Run;
 use foretrain::exec::source::Source;
-use foretrain::plan::{Counts, Dtype, Engine, Plan, Route, route::DROPPED};
+use foretrain::plan::{Counts, Dtype, Engine, Plan, Route, TensorKind, route::DROPPED};
 use foretrain::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Parallelism, Recompute, Score, Workload};
 use foretrain::strategy::{Engines, build_routed, expert};
 use rand::seq::index::sample;
@@ -234,6 +234,40 @@ fn experts_in_shares() {
             let one = Case { par, moe, layers: 1 + 2 * u64::from(par.pp * par.vp), ..case(1, words) };
             holds(&Case { microbatches: u64::from(par.pp) * 2, ..one.clone() }, 1e-10);
             holds(&Case { microbatches: u64::from(par.pp), mla: true, ..one }, 1e-10);
+        }
+    }
+}
+
+/// Tensor-parallel ranks hold the same experts where no two ranks hold the same of the rest: they share the experts out, in
+/// the stages of ZeRO, and keep what else they have whole.
+#[test]
+fn experts_in_shares_of_tensor_parallel_ranks() {
+    let moe = MoeSpec { shared_ffn: 4, dense_layers: 1, ..case(1, "").moe };
+    let one = Parallelism::default();
+    for (words, par) in [
+        ("default", Parallelism { tp: 2, ..one }),
+        ("tp-overlap", Parallelism { tp: 4, ep: 2, recompute: Recompute::Full, ..one }),
+        ("no-prefetch", Parallelism { tp: 4, ep: 2, ..one }),
+        ("offload-activations", Parallelism { tp: 2, recompute: Recompute::Full, ..one }),
+        ("no-sync", Parallelism { tp: 2, pp: 2, ..one }),
+        ("copy-shards", Parallelism { tp: 4, ep: 2, pp: 2, ..one }),
+        ("overlap-shared", Parallelism { tp: 4, ep: 2, pp: 2, vp: 2, ..one }),
+    ] {
+        for zero in if words == "no-sync" { 3..=3 } else { 2..=3 } {
+            let par = Parallelism { zero, options: words.parse().unwrap(), ..par };
+            let some = Case { par, moe, layers: 1 + 2 * u64::from(par.pp * par.vp), ..case(1, words) };
+            for case in [
+                Case { microbatches: u64::from(par.pp) * 2, ..some.clone() },
+                Case { microbatches: u64::from(par.pp), mla: true, ..some },
+            ] {
+                let plan = case.plan();
+                let kind = |name: &str| plan.tensors.iter().find(|t| t.name == name).map(|t| t.kind);
+                let [weights, gradients] = ["w.experts", "g.experts"].map(kind);
+                assert_eq!(weights == Some(TensorKind::CommBuffer), zero == 3, "{words}, ZeRO {zero}: {weights:?}");
+                assert_eq!(gradients == Some(TensorKind::Workspace), words != "no-sync", "{words}: {gradients:?}");
+                assert_eq!(kind("w.layers"), Some(TensorKind::Param), "{words}, ZeRO {zero}");
+                dense::holds(&plan, 1e-10);
+            }
         }
     }
 }

@@ -193,6 +193,9 @@ fn scale_up(spec: &ClusterSpec) -> String {
     if let Some(peer) = &up.per_peer {
         text.push_str(&format!("; {} to each peer", peer.value));
     }
+    if let Some(package) = &up.package {
+        text.push_str(&format!(", {} in a package of {}", package.per_peer.value, package.gpus));
+    }
     if let Some(several) = &up.several {
         text.push_str(&format!("; to several peers at once {} over their number", several.value));
     }

@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
                   foretrain dispatch --ep 64 --dispatch deepep-v1-ll --tokens 128 --routing zipf:1.0 --replicas 64 --json\n\n\
                   Routings: balanced, spread, round-robin, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO,\n\
                   ratio:RATIO, hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7,\n\
-                  or a file (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
-                  mix them up.")]
+                  or a file (traces/routing). Bytes are those of the rank that sends or receives most, which has more than a\n\
+                  mean one. Logical ones are all rows, real ones those that cross, as tables of libraries mix them up.")]
 pub struct Flags {
     #[command(flatten)]
     platform: Platform,
@@ -236,7 +236,7 @@ fn study(flags: &Flags, dir: &Path, cluster: ClusterSpec, gpu: GpuSpec, stack: S
     Ok(Answer::new(text, &serde_json::json!({"files": list_of(&files)})))
 }
 
-/// What `--json` prints. Bytes and times are those of the rank that ends last.
+/// What `--json` prints. Times are those of the rank that ends last, bytes those of the rank that has most of them.
 #[derive(Serialize)]
 struct Found {
     algorithm: String,
@@ -364,7 +364,7 @@ impl Found {
     /// Bytes by pass and link, and the rates that they make.
     fn bytes(&self) -> String {
         let mut table = Table::new("<<>>>>>");
-        table.row(["", "over", "row", "logical", "real", "logical GB/s", "real GB/s"].map(String::from));
+        table.row(["", "over", "row", "most logical", "most real", "logical GB/s", "real GB/s"].map(String::from));
         // Tables of libraries time the rows, without the counts: that is a cached dispatch.
         for (name, pass) in self.passes() {
             for (over, flow) in [("network", &pass.network), ("links", &pass.links)] {

@@ -165,8 +165,8 @@ impl Cluster {
         match link {
             Link::Out(_) | Link::In(_) => up.bandwidth.value.max(up.p2p.value),
             // Rings over all peers get more out of a link than a send alone.
-            Link::Peer(..) => up.per_peer.as_ref().map_or(up.p2p.value, |peer| {
-                peer.value.max(up.bandwidth.value * (1.0 / f64::from(self.spec.gpus_per_node.saturating_sub(1).max(1))))
+            Link::Peer(a, b) => self.peer(a, b).map_or(up.p2p.value, |peer| {
+                peer.max(up.bandwidth.value * (1.0 / f64::from(self.spec.gpus_per_node.saturating_sub(1).max(1))))
             }),
             Link::Bridge { .. } => up.sockets.as_ref().map_or(up.bandwidth.value, |s| s.bridge.value),
             Link::NicOut { .. } | Link::NicIn { .. } => self.nic_rate(),

@@ -13,7 +13,7 @@ const PARTS: &[Part] = &[
     Part { column: "exposed_cp_s", name: "ring: keys, values", color: RGBColor(232, 89, 12) },
     Part { column: "exposed_up_s", name: "Ulysses: all-to-all", color: RGBColor(30, 110, 200) },
     Part { column: "exposed_tp_s", name: "tensor parallel", color: RGBColor(142, 84, 180) },
-    Part { column: "exposed_ep_s", name: "experts: rows, weights", color: RGBColor(150, 100, 60) },
+    Part { column: "exposed_ep_s", name: "experts: rows", color: RGBColor(150, 100, 60) },
     Part { column: "exposed_dp_s", name: "gradients, weights", color: RGBColor(0, 140, 120) },
     Part { column: "exposed_pp_s", name: "pipeline: activations", color: RGBColor(200, 70, 120) },
     Part { column: "exposed_offload_s", name: "host: copies, kernels", color: RGBColor(90, 60, 40) },

@@ -239,11 +239,11 @@ impl Row {
         self.compute_s = number(usage.compute);
         self.exposed_comm_s = number(usage.exposed_total() + usage.offload);
         self.exposed_pp_s = number(exposed(&[Axis::Pp]));
-        self.exposed_dp_s = number(exposed(&[Axis::Dp, Axis::Shard]));
+        self.exposed_dp_s = number(exposed(&[Axis::Dp, Axis::Edp, Axis::Shard]));
         self.exposed_cp_s = number(exposed(&[Axis::Cp]));
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
-        self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
+        self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp]));
         self.bubble_s = number(usage.bubble);
         self.host_s = number(usage.host);
         self.bytes_scale_up = number(usage.bytes_scale_up);
@@ -381,6 +381,16 @@ mod tests {
         assert_eq!(axes.iter().flatten().sum::<f64>(), row.exposed_comm_s.unwrap());
         assert_eq!((row.mfu, row.hfu), (Some(0.5), Some(0.8)));
         assert_eq!((row.tokens_per_s_per_gpu, row.measured_share), (Some(2.0), Some(0.75)));
+    }
+
+    /// Whosever they are, gradients and weights are waited for in one column, and experts' rows in another.
+    #[test]
+    fn gradients_of_experts_are_gradients() {
+        let exposed = BTreeMap::from([(Axis::Dp, 0.5), (Axis::Edp, 0.25), (Axis::Ep, 2.0)]);
+        let class = Class { rank: 0, multiplicity: 1, usage: Usage { exposed, ..usage() }, spans: vec![] };
+        let mut row = Row { gpus: 1, ..Row::default() };
+        row.set_time(&Timeline { step: Seconds::new(10.0), classes: vec![class], lanes: vec![] }, 100.0, 5.0);
+        assert_eq!((row.exposed_dp_s, row.exposed_ep_s), (Some(0.75), Some(2.0)));
     }
 
     #[test]

@@ -89,6 +89,27 @@ mod tests {
         all.iter().map(one).collect()
     }
 
+    /// Where every two GPUs have links of their own, few of them have those between themselves, and dies of a package more.
+    #[test]
+    fn few_members_have_the_links_between_them() {
+        let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll];
+        let groups: [&[u32]; 7] =
+            [&[0, 1], &[0, 2], &[0, 1, 2], &[1, 2, 5], &[0, 1, 2, 3], &[0, 2, 4, 6], &[0, 1, 2, 3, 4]];
+        for name in ["frontier", "mi250-8x200", "mi300x-8x400", "gaudi2-8"] {
+            let (cluster, stack) = of(&ClusterSpec::find(name).unwrap(), 8);
+            for members in groups {
+                for op in kinds.map(Operation::Whole).into_iter().chain([Operation::Broadcast, Operation::SendRecv]) {
+                    for (alone, shared) in both(&cluster, &stack, op, members) {
+                        assert!(
+                            (shared / alone - 1.0).abs() < 1e-6,
+                            "{name} {members:?} {op:?}: {shared}, not {alone}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn nothing_shared_takes_what_the_analytic_model_says() {
         let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll];

@@ -181,6 +181,9 @@ pub struct ScaleUp {
     /// What goes to one peer at most, where each peer has a link of its own; absent behind a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_peer: Option<Sourced<BytesPerSec>>,
+    /// Absent where a GPU has as many links to one peer as to the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<Package>,
     /// What the sends of a GPU to several peers at once reach together, times the number of peers: root complexes of
     /// CPUs, which every such send crosses, switch one stream well and many badly. Absent where switches link GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,6 +220,15 @@ pub struct Host {
     /// as long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<Sourced<f64>>,
+}
+
+/// GPUs of a package, as the dies of an MI250X, which stand side by side and have more links to each other than to others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Package {
+    pub gpus: u32,
+    /// What goes from one to another of them at most.
+    pub per_peer: Sourced<BytesPerSec>,
 }
 
 /// GPUs on PCIe under several CPUs: what one socket's send to the other's shares a bridge.
@@ -274,14 +286,16 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl ScaleUp {
-    /// What a ring of so many of the `gpus` of a node reaches. Where every peer has as many links as the next, a GPU's links to
-    /// those outside of the group are of no use to it: the ring has its part of what all have, or what sends reach if more.
-    pub fn ring(&self, gpus: u32, members: u32) -> BytesPerSec {
+    /// What a ring of so many of the `gpus` of a node reaches, `slowest` being what goes from one to another at most. Where
+    /// every peer has as many links as the next, or packages tell who has more, a GPU's links to those outside of the group
+    /// are of no use to it: the ring has its part of what all have, or what sends reach if more.
+    pub fn ring(&self, gpus: u32, members: u32, slowest: Option<BytesPerSec>) -> BytesPerSec {
         let all = self.bandwidth.value;
         let peers = gpus.saturating_sub(1).max(1);
-        match &self.per_peer {
-            Some(one) if members < gpus && members > 1 && self.links.is_multiple_of(peers) => {
-                let each = one.value.max(all * (1.0 / f64::from(peers)));
+        let told = self.links.is_multiple_of(peers) || self.package.is_some();
+        match slowest {
+            Some(one) if members < gpus && members > 1 && told => {
+                let each = one.max(all * (1.0 / f64::from(peers)));
                 all.min(each * f64::from(members - 1))
             }
             _ => all,
@@ -336,6 +350,22 @@ impl ClusterSpec {
         check_latency(file, "scale_up.latency", self.scale_up.latency.value.value())?;
         if let Some(peer) = &self.scale_up.per_peer {
             check_rate(file, "scale_up.per_peer", peer.value.value())?;
+        }
+        if let Some(package) = &self.scale_up.package {
+            check_rate(file, "scale_up.package.per_peer", package.per_peer.value.value())?;
+            let why = match (package.gpus, &self.scale_up.per_peer) {
+                (gpus, _) if gpus < 2 || !self.gpus_per_node.is_multiple_of(gpus) => {
+                    format!(
+                        "packages of {gpus} are no parts of nodes of {}; give a divisor above 1",
+                        self.gpus_per_node
+                    )
+                }
+                (_, None) => "there is no scale_up.per_peer for those outside of a package; give one".into(),
+                _ => String::new(),
+            };
+            if !why.is_empty() {
+                return Err(Error::spec(file, "scale_up.package", why));
+            }
         }
         if let Some(several) = &self.scale_up.several {
             check_rate(file, "scale_up.several", several.value.value())?;

@@ -3,7 +3,7 @@
 //! Whoever adds a field to these structs is asked by the compiler whether it is a rate of a link: a rate that stays as it is
 //! would be what limits, and faster links would seem to save nothing.
 
-use super::{ClusterSpec, Graph, Line, MeasuredCollective, ScaleOut, ScaleUp, Sockets, Sourced};
+use super::{ClusterSpec, Graph, Line, MeasuredCollective, Package, ScaleOut, ScaleUp, Sockets, Sourced};
 use crate::units::BytesPerSec;
 
 impl ClusterSpec {
@@ -39,6 +39,7 @@ impl ScaleUp {
             p2p,
             p2p_per_cta,
             per_peer,
+            package,
             several,
             sockets,
             start: _,
@@ -46,6 +47,7 @@ impl ScaleUp {
         } = self;
         scale([bandwidth, p2p, p2p_per_cta], by);
         scale([switch_reduce, per_peer, several].into_iter().flatten(), by);
+        scale(package.iter_mut().map(|Package { gpus: _, per_peer }| per_peer), by);
         scale(sockets.iter_mut().map(|Sockets { gpus: _, bridge }| bridge), by);
     }
 }

@@ -28,8 +28,8 @@ pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
 pub use cluster::{
-    ClusterSpec, CollectiveOp, Graph, GraphShape, Host, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp,
-    Sockets, Transport,
+    ClusterSpec, CollectiveOp, Graph, GraphShape, Host, Line, MeasuredCollective, Package, Pod, Routing, ScaleOut,
+    ScaleUp, Sockets, Transport,
 };
 pub use depth::Depth;
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};

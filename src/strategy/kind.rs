@@ -282,7 +282,7 @@ impl Kind {
         let cut = par.cuts_all() && self.again.is_some();
         let bwd = self.backward(b, if cut { Recompute::None } else { self.recompute }, again);
         // Layers that come and go have blocks of their own, with their sums.
-        let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
+        let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks.iter().any(|ranks| ranks.by_layers()));
         let halves = match (par.cuts_all(), par.cuts_some()) {
             (false, false) => None,
             (all, _) => {

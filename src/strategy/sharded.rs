@@ -169,6 +169,11 @@ impl<'s> Passing<'s> {
         (0..2).filter_map(part).collect()
     }
 
+    /// Whether weights come and go, of experts or of the rest.
+    fn gathers(&self) -> bool {
+        self.ranks.iter().any(|ranks| ranks.shares_weights())
+    }
+
     /// Layers that are gathered ahead: 1 where the next layer's weights come while one is computed, else 0.
     fn ahead(&self) -> u32 {
         u32::from(self.room > 1)
@@ -210,7 +215,7 @@ impl<'s> Passing<'s> {
 
     /// Writes the way back. The sum of the last layer is left to be added.
     pub fn backward(&mut self, runs: &[Run]) {
-        let (gathers, ahead) = (self.ranks[0].shares_weights(), self.ahead());
+        let (gathers, ahead) = (self.gathers(), self.ahead());
         if gathers && ahead > 0 {
             self.gather(&runs[0], 0, false);
         }
@@ -233,7 +238,7 @@ impl<'s> Passing<'s> {
 
     /// Cuts a run into pieces: its first layer adds nothing, and its last one gathers nothing.
     fn pieces(&self, run: &Run) -> Vec<Piece> {
-        let (gathers, adds) = (self.ranks[0].shares_weights(), self.ranks[0].accumulates());
+        let (gathers, adds) = (self.gathers(), self.ranks.iter().any(|ranks| ranks.accumulates()));
         let mut pieces: Vec<Piece> = vec![];
         for skip in 0..run.count {
             let gathers = gathers && skip + 1 < run.count;
@@ -305,7 +310,7 @@ impl<'s> Passing<'s> {
         }
         let Variant { kind, microbatch, forward, gathers, travels, .. } = variant;
         let own = self.kinds[kind].of(microbatch);
-        let before = gathers || self.ranks[0].copies;
+        let before = (gathers || self.ranks[0].copies) && !shared_parts(self.ranks, &self.kinds[kind]).is_empty();
         let block = match (forward, before, travels) {
             (true, false, false) => own.fwd,
             (true, false, true) => own.away.expect("inputs leave").fwd,
@@ -376,6 +381,9 @@ impl<'s> Passing<'s> {
         }
         let args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(keep).map(Arg::from).collect();
         b.call("bwd", layer, 1, &args);
+        if of.sums && !scatters(self.ranks[0], true) {
+            kind.layer.sum_shared(b, g.dense);
+        }
         for (((prefix, ranks, flat, g), &land), leaving) in scattered.iter().zip(&lands).zip(leaving) {
             match prefix.is_empty() {
                 true => kind.layer.sum_shared(b, *g),

@@ -11,6 +11,7 @@ mod pair;
 mod parts;
 mod sums;
 
+use super::data::DataParallel;
 use super::kind::{Halves, Kind};
 use super::layers::{Layers, Stretch};
 use super::pipeline::{Act, Flow, Pass, Passing, Pipeline, Unit};
@@ -422,7 +423,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             self.step.b.call(&format!("bwd.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
         }
         self.end_backward(stage, pass);
-        self.to_add = Some(unit).filter(|_| self.step.dp.accumulates());
+        self.to_add = Some(unit).filter(|_| self.step.sharers().any(DataParallel::accumulates));
     }
 
     /// Runs the second half of a backward unit.

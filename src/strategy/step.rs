@@ -273,13 +273,19 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// The ranks that share out weights outside of experts, and those that share out experts: tensor-parallel ranks may hold
+    /// the same experts where no two hold the same of the rest.
+    pub(super) fn sharers(&self) -> impl Iterator<Item = &DataParallel> {
+        [&self.dp, &self.edp].into_iter()
+    }
+
     /// Where a rank's shares of a kind's summed gradients land.
     pub(super) fn shares(&self, kind: &Kind) -> Flats {
         kind.shares([&self.dp, &self.edp])
     }
 
     fn microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
-        if self.dp.by_layers() {
+        if self.sharers().any(DataParallel::by_layers) {
             return self.sharded_microbatch_block(name, last, m);
         }
         self.b.open(name);

@@ -47,6 +47,18 @@ fn rows_take_as_long_in_a_step_as_alone() {
     }
 }
 
+/// Tokens that go to one node each are 1.03 rows of the fullest rank, which the table says: on the mean there is one.
+#[test]
+fn bytes_of_an_exchange_are_those_of_the_fullest_rank() {
+    let dir = folder();
+    let line = "dispatch --ep 64 --tokens 4K --node-limit 1";
+    let network = &json(dir.path(), &format!("{line} --json"))["dispatch"];
+    let rows = network["network"]["logical_bytes"].as_f64().unwrap() / network["row_bytes"].as_f64().unwrap() / 4096.0;
+    assert!(rows > 1.0 && rows < 1.1, "{rows}");
+    let text = succeeds(dir.path(), line);
+    assert!(text.contains("most logical") && text.contains("most real"), "{text}");
+}
+
 /// What a library of exchanges sets aside and refuses, it does of a configuration as of an exchange alone.
 #[test]
 fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {

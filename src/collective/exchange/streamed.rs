@@ -109,7 +109,8 @@ impl On<'_> {
         let (spec, route) = (&self.at.cluster.spec, self.at.route);
         let near = self.pass.links.value;
         let part = self.pass.links_far.as_ref().filter(|_| route.nodes() > 1).map_or(near, |far| far.value);
-        let rate = spec.scale_up.ring(spec.gpus_per_node, route.node).value() * part;
+        let peer = self.at.cluster.slowest_peer(self.at.members);
+        let rate = spec.scale_up.ring(spec.gpus_per_node, route.node, peer).value() * part;
         let header = self.pass.header.as_ref().map_or(0.0, |bytes| bytes.value);
         Seconds::new(t.links.busier() * (self.at.row_bytes as f64 + header) / rate)
     }

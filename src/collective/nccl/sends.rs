@@ -92,8 +92,7 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, shared: 
             let channels = channels(cluster, stack, bytes.value(), comm);
             let ctas = f64::from(channels);
             let bridge = cluster.bridge_of_ring(&[from, to], comm.size);
-            let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), bridge];
-            let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
+            let port = [cluster.peer(from, to), bridge].into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
             let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / shared.flows));
             LinkTime {
                 latency: send_latency(nccl, bytes.value(), channels, nccl.fitted.announcement) + up.latency.value,
@@ -134,7 +133,7 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
     let each = channels(cluster, stack, one.value(), Comm { size: shape.n, nodes: shape.nodes });
     let ctas = near * f64::from(each);
     // Where each peer has a link of its own, all of them are busy.
-    let port = up.per_peer.as_ref().map_or(up.p2p.value, |peer| up.p2p.value.min(peer.value * near.max(1.0)));
+    let port = shape.peer.map_or(up.p2p.value, |peer| up.p2p.value.min(peer * near.max(1.0)));
     let port = up.several.as_ref().filter(|_| near > 1.0).map_or(port, |s| port.min(s.value * (1.0 / near)));
     let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(port);
     let mut inside = one * near / rate;

@@ -22,6 +22,8 @@ pub struct Shape {
     pub beyond: f64,
     /// What a ring has between sockets.
     pub bridge: Option<BytesPerSec>,
+    /// What goes from one to another of a node at most; `None` behind a switch.
+    pub peer: Option<BytesPerSec>,
     /// Where they lie on a torus of chips.
     pub block: Option<Block>,
 }
@@ -39,6 +41,7 @@ impl Shape {
             pat: pat_uplinks(cluster, members),
             beyond: cluster.beyond_pods(members),
             bridge: cluster.bridge(members),
+            peer: cluster.slowest_peer(members),
             block: cluster.block(members),
         }
     }

@@ -96,10 +96,10 @@ impl<'a> Tuner<'a> {
         // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
         let tree_nics = (if shape.nodes == 2 { all } else { 0.5 * all }).min(shape.tree / 1e9);
         // Between nodes, rings go through a node both ways.
-        let ring = match &up.per_peer {
+        let ring = match shape.peer {
             _ if shape.nodes > 1 => up.bandwidth.value,
-            Some(one) if lone_ring(cluster, shape.most) => one.value,
-            _ => up.ring(cluster.spec.gpus_per_node, shape.most),
+            Some(one) if lone_ring(cluster, shape.most) => one,
+            peer => up.ring(cluster.spec.gpus_per_node, shape.most, peer),
         };
         let links = shape.bridge.map_or(ring, |bridge| ring.min(bridge));
         let links = shape.block.as_ref().map_or(links, Block::rate);

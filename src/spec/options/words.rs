@@ -207,7 +207,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "no-master",
-        about: "the optimizer updates bf16 weights as they are, without a copy of them in fp32; with bf16-grads and bf16-moments that is pure bf16 (torchtune)",
+        about: "the optimizer updates bf16 weights as they are, without a copy of them in fp32 (ZeRO 1 and 2 still keep a rank's share, which it sends, beside the whole); with bf16-grads and bf16-moments that is pure bf16 (torchtune)",
         set: |o| o.no_master = true,
         is_set: |o| o.no_master,
     },

@@ -2,7 +2,7 @@
 
 use super::{Passing, Run, Sites};
 use crate::plan::*;
-use crate::strategy::data::FlatWeights;
+use crate::strategy::data::{DataParallel, FlatWeights};
 use crate::strategy::layers::Stretch;
 use crate::strategy::step::Step;
 
@@ -36,7 +36,7 @@ impl<'a> Step<'a> {
         self.gather_embed("gather.embed");
         self.copy_embed();
         self.embed_forward(tokens, self.x.first());
-        if self.dp.shares_weights() {
+        if self.sharers().any(DataParallel::shares_weights) {
             self.gathered_forward(m);
         } else {
             self.call_forward(m);
@@ -58,7 +58,7 @@ impl<'a> Step<'a> {
         if sums && !self.dp.shares_gradients() {
             self.sync_embed();
         }
-        if self.dp.accumulates() {
+        if self.sharers().any(DataParallel::accumulates) {
             self.add("add.head", self.head);
             let sites = self.sites();
             self.passing(sites, m, sums).add_last(runs.last().expect("a model has layers"));
@@ -143,8 +143,11 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Adds the sum that has come of embedding or head to its share.
+    /// Adds the sum that has come of embedding or head to its share, where they are shared out in every microbatch.
     pub(in crate::strategy) fn add(&mut self, label: &str, w: FlatWeights) {
+        if !self.dp.accumulates() {
+            return;
+        }
         self.dp.add(&mut self.b, label, &w, self.dp.partial_of(&w), self.dp.share_of(&w));
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Here, Key, Part, Staged, length, name_of};
 use crate::plan::*;
+use crate::strategy::data::DataParallel;
 use crate::strategy::sharded::{Run, Sites};
 use crate::strategy::step::Step;
 use crate::strategy::transformer::Flats;
@@ -69,7 +70,7 @@ impl Staged<'_, '_> {
                 run("last", l - 1, 1, [x.slot(l - 2), x_out].map(Arg::from));
             }
         }
-        if self.step.dp.shares_weights() {
+        if self.step.sharers().any(DataParallel::shares_weights) {
             self.step.passing(sites, *microbatch, false).forward(&runs, |_| ());
         } else {
             let Step { b, kinds, .. } = &mut *self.step;
@@ -137,7 +138,7 @@ impl Staged<'_, '_> {
                 run("first", 0, 1, [x_in, dx.slot((l - 1) % turns), dx.slot(l % turns)].map(Arg::from));
             }
         }
-        if self.step.dp.by_layers() {
+        if self.step.sharers().any(DataParallel::by_layers) {
             self.step.passing(sites, *microbatch, sums).backward(&runs);
         } else {
             let Step { b, kinds, .. } = &mut *self.step;

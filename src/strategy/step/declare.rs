@@ -49,8 +49,7 @@ fn replicas(
     // Tensor-parallel ranks and stages hold different weights.
     let same = u64::from(par.ranks() / (par.tp * par.pp));
     let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
-    // With all other weights whole everywhere, nothing of a layer comes and goes.
-    let zero = if same == 1 { par.zero.min(1) } else { par.zero };
+    let zero = if has_experts { par.zero } else { 0 };
     [of(DataParallel::replicas(), same, par.zero, 1), of(DataParallel::expert_replicas(), same_experts, zero, 2)]
 }
 

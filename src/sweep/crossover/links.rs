@@ -62,7 +62,7 @@ fn on_one_switch(up: &ScaleUp, rate: f64) -> ScaleUp {
     let enough = chosen(rate / blocks);
     let p2p_per_cta = if up.p2p_per_cta.value < enough.value { enough } else { up.p2p_per_cta.clone() };
     let (bandwidth, p2p) = (chosen(rate), chosen(rate));
-    ScaleUp { bandwidth, p2p, p2p_per_cta, sockets: None, per_peer: None, several: None, ..up.clone() }
+    ScaleUp { bandwidth, p2p, p2p_per_cta, sockets: None, per_peer: None, package: None, several: None, ..up.clone() }
 }
 
 fn chosen(rate: f64) -> Sourced<BytesPerSec> {
