@@ -82,9 +82,9 @@ fn more_gpus_than_the_file_has_are_told_of() {
         format!("plan {one}"),
         format!("simulate {one}"),
         format!("goodput {one}"),
-        format!("sweep {one} --out swept"),
+        format!("sweep {one} --fresh --out swept"),
         format!("search {one} --micro-batch 1 --best 1"),
-        "longest --ring 1 --ulysses 1 --zero 3 --options default --out longest".into(),
+        "longest --ring 1 --ulysses 1 --zero 3 --options default --fresh --out longest".into(),
     ] {
         let way = if command.starts_with("longest") { "--cluster dgx-h100" } else { way };
         let said = |gpus: &str| succeeds(dir.path(), &format!("{command} {way} --gpus {gpus}"));
