@@ -105,15 +105,19 @@ impl Cluster {
         a
     }
 
-    /// The number of GPUs to take so that no group of `group` neighbouring ranks that fits into a node would lie across
-    /// two; `None` if no group does now.
+    /// Whether a group of `group` neighbouring ranks that fits into a node may lie across two.
+    pub fn splits(&self, group: u32) -> bool {
+        self.nodes() > 1 && (1..=self.per_node).contains(&group) && !self.per_node.is_multiple_of(group)
+    }
+
+    /// The number of GPUs to take so that no such group would lie across two; `None` if no group does now, or any number
+    /// leaves some.
     pub fn unsplit(&self, group: u32) -> Option<u32> {
-        let splits = self.nodes() > 1 && (1..=self.per_node).contains(&group) && !self.per_node.is_multiple_of(group);
         let fewer = |used: &u32| {
             let gpus = used * self.nodes();
             used_of_a_node(&self.spec, gpus) == Some(*used)
         };
-        if !splits {
+        if !self.splits(group) {
             return None;
         }
         (1..=self.per_node / group).rev().map(|n| n * group).find(fewer).map(|used| used * self.nodes())
@@ -274,7 +278,9 @@ mod tests {
         assert_eq!(racks(72).unsplit(16), None);
         // What no degree is, is refused elsewhere.
         assert_eq!([0, 1000].map(|group| racks(144).unsplit(group)), [None; 2]);
-        assert_eq!(dgx(64).unwrap().unsplit(3), None);
+        // Nodes of 8 are taken whole: no other number of them keeps groups of 3 inside.
+        let dgx = dgx(64).unwrap();
+        assert_eq!((dgx.splits(3), dgx.unsplit(3), dgx.splits(4), dgx.splits(16)), (true, None, false, false));
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use super::progress::Clock;
 use super::{Answer, WithNotes};
+use crate::cluster::Cluster;
 use crate::error::{Error, Reason, Result};
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
 use crate::report::human::{packed, percent};
+use crate::spec::Parallelism;
 use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point};
 
@@ -21,6 +23,25 @@ pub struct Chosen {
     pub(super) batch_said: bool,
 }
 
+/// That ranks which exchange most lie across two nodes, where others lie in one.
+pub(super) fn split_by_nodes(cluster: &Cluster, par: &Parallelism) -> Option<String> {
+    let groups = [
+        ("tp", par.tp),
+        ("tp x ulysses x ring", par.tp.saturating_mul(par.ulysses).saturating_mul(par.ring)),
+        ("ep", par.ep),
+    ];
+    let (name, ranks) = groups.into_iter().find(|(_, ranks)| cluster.splits(*ranks))?;
+    let used = cluster.per_node();
+    let remedy = match cluster.unsplit(ranks) {
+        Some(gpus) => format!("with --gpus {gpus}"),
+        None => format!("with {name} a divisor of {used}"),
+    };
+    Some(format!(
+        "{name}: of {used} GPUs used of each node some groups of {ranks} ranks lie across two, and all wait for the network between; \
+         {remedy} none does"
+    ))
+}
+
 impl Chosen {
     /// What whoever reads a figure should know: what was taken where nothing was said, what the model's file states
     /// that no plan has, and what could be had for nothing.
@@ -29,8 +50,9 @@ impl Chosen {
         of_model
             .chain(self.indexed())
             .chain(self.odd_vocabulary())
+            .chain(self.case.cluster.spec.beyond(self.case.cluster.gpus()))
             .chain(self.part_of_nodes())
-            .chain(self.split_by_nodes())
+            .chain(split_by_nodes(&self.case.cluster, &self.point.par))
             .chain(self.over_a_bridge())
             .chain(self.over_a_nic())
             .chain(self.over_wires())
@@ -84,23 +106,6 @@ impl Chosen {
                 cluster.nodes()
             )
         })
-    }
-
-    /// That ranks which exchange most lie across two nodes, where others lie in one.
-    fn split_by_nodes(&self) -> Option<String> {
-        let (par, cluster) = (&self.point.par, &self.case.cluster);
-        let groups = [
-            ("tp", par.tp),
-            ("tp x ulysses x ring", par.tp.saturating_mul(par.ulysses).saturating_mul(par.ring)),
-            ("ep", par.ep),
-        ];
-        let (name, ranks, gpus) =
-            groups.into_iter().find_map(|(name, ranks)| cluster.unsplit(ranks).map(|gpus| (name, ranks, gpus)))?;
-        Some(format!(
-            "{name}: of {} GPUs used of each node some groups of {ranks} ranks lie across two, and all wait for the network between; \
-             with --gpus {gpus} none does",
-            cluster.per_node()
-        ))
     }
 
     /// That what goes from socket to socket meets there.

@@ -152,7 +152,7 @@ fn crossed(lists: [Vec<u32>; 4]) -> Vec<[u32; 4]> {
 #[derive(Serialize)]
 struct Found<'a> {
     study: &'a Question,
-    /// What the model's file states that no plan has.
+    /// What the model's file states that no plan has, and that the cluster's file has fewer GPUs.
     notes: &'a [String],
     files: Vec<String>,
     longest: &'a [Longest],
@@ -169,7 +169,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     bar.finish_and_clear();
     let took = started.elapsed().as_secs_f64();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
-    let said = question.spec()?.notes;
+    let most = question.ways.iter().map(|way| way.gpus).max().unwrap_or(0);
+    let beyond = ClusterSpec::find(&question.cluster)?.beyond(most);
+    let said: Vec<String> = question.spec()?.notes.into_iter().chain(beyond).collect();
     let mut text = notes(&said) + &render(&question, &found);
     text.push_str(&format!("\n{} lengths; {took:.2} s\n", found.len()));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));

@@ -1,5 +1,6 @@
 //! `foretrain search`: which parallelism is fastest.
 
+use super::chosen::split_by_nodes;
 use super::flags::value::{count, degree, dispatch, options, recompute};
 use super::flags::{BatchSize, Fresh, Model, Mtp, Output, Packing, Platform, Precision, of_experts};
 use super::interrupt::Interrupt;
@@ -25,7 +26,7 @@ use std::path::PathBuf;
     foretrain search --model llama-3.1-405b --cluster h100-24k-roce --gpus 8192 --seq-len 8K --global-batch 2048 --schedules 1f1b,interleaved --tp 8\n\n\
 Lists are separated by commas: a choice is among their values, and what is not said is open. Every way has a bound of its step;\n\
 the most promising are costed first, until none that is left can be among the best. Then words of `foretrain options` that\n\
-leave degrees alone are tried on the best three, and words that save memory on ways that lack nothing else and may be faster.\n\
+leave degrees alone, and stages of as many layers as keep all of them busy, are tried on the best three, and words that save memory on ways that lack nothing else and may be faster.\n\
 Words that change numerics (fp8, dispatch-fp8, bf16-grads ..) are costed on the fastest, and not chosen. With --out rows are\n\
 written as they are found, and a search that was stopped goes on. A dense model over hundreds of GPUs takes seconds, a large\n\
 mixture with everything open minutes: --within 5, and lists of your own, shorten that.")]
@@ -208,7 +209,8 @@ impl Flags {
 #[derive(Serialize)]
 struct Printed<'a> {
     question: &'a Question,
-    /// What the model's file states that no plan has, and lists of values that may be too short.
+    /// What the model's file states that no plan has, what the cluster's file has not, lists of values that may be too short, and
+    /// what is to be known of the fastest.
     notes: &'a [String],
     found: &'a [Found],
     /// Percent that a way which was not costed may be faster by than the last of the fastest.
@@ -241,12 +243,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let case = question.case()?;
     let [record, memory_record] = software::record(&case);
     let mut notes = case.model.notes.clone();
+    notes.extend(case.cluster.spec.beyond(question.gpus));
     for found in &found {
         notes.extend(flags.at_an_end(&question, found)?);
         if let Some(best) = found.best.first() {
+            let fastest = found.refined.first().unwrap_or(best);
+            let split = split_by_nodes(&case.cluster, &fastest.parallelism());
             let otherwise = software::notes_of(&case, best)?;
             let (length, batch) = (tokens(found.seq_len), found.global_batch);
-            notes.extend(otherwise.into_iter().map(|note| format!("of the fastest at {length} x {batch}: {note}")));
+            notes.extend(
+                split.into_iter().chain(otherwise).map(|note| format!("of the fastest at {length} x {batch}: {note}")),
+            );
         }
     }
     let mut text = human::notes(&notes);

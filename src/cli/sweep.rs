@@ -191,7 +191,7 @@ impl Flags {
 #[derive(Serialize)]
 struct Found<'a> {
     study: &'a Grid,
-    /// What the model's file states that no plan has.
+    /// What the model's file states that no plan has, and that the cluster's file has fewer GPUs.
     notes: Vec<String>,
     best: Vec<summary::Best>,
     /// How published runs on such GPUs and of such models came out.
@@ -220,13 +220,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
     let case = grid.case()?;
     let [record, memory_record] = software::record(&case);
-    let notes = &case.model.notes;
+    let notes: Vec<String> = case.model.notes.iter().cloned().chain(case.cluster.spec.beyond(grid.gpus)).collect();
     let nothing = summary::nothing_runs(&case, &study.rows)?;
     let came = record::sentence(&record) + &record::memory_sentence(&memory_record, "");
-    let text = human::notes(notes) + &render(&grid, &study, nothing.as_deref(), took, &came, &files);
+    let text = human::notes(&notes) + &render(&grid, &study, nothing.as_deref(), took, &came, &files);
     let found = Found {
         study: &grid,
-        notes: notes.clone(),
+        notes,
         best: summary::best(&study.rows),
         record,
         memory_record,

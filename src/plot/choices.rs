@@ -100,7 +100,8 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     let Some((step, line)) = fastest else { return Ok(vec![]) };
-    let mut marks = titles(line, step, work.len() - 1, &Notes::beside(rows_csv)?)?;
+    let refined = refined(rows_csv, *first)?.filter(|refined| *refined < step);
+    let mut marks = titles(line, (step, refined), work.len() - 1, &Notes::beside(rows_csv)?)?;
     let open: Vec<_> = CHOICES.iter().zip(&tables).filter(|(_, best)| best.len() > 1).collect();
     // Of a mixture more choices may be open than have room in full height.
     let all = (f64::from(HEIGHT) - TOP - GAP) / open.len().max(1) as f64;
@@ -119,15 +120,32 @@ struct Said {
     why: Option<String>,
 }
 
+/// A file beside the rows; none where there is none, or but a heading, as of a search that leaves no choice.
+fn beside(rows_csv: &Path, name: &str) -> Result<Option<Sheet>> {
+    let path = rows_csv.with_file_name(name);
+    if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
+        return Ok(None);
+    }
+    Sheet::read(&path).map(Some)
+}
+
+/// The step of the fastest way that a search has refined, of a length and a batch, s.
+fn refined(rows_csv: &Path, work: (u64, u64)) -> Result<Option<f64>> {
+    let mut least: Option<f64> = None;
+    for line in beside(rows_csv, "refined.csv")?.iter().flat_map(Sheet::lines) {
+        if work_of(&line)? == work {
+            let step: f64 = line.value("step_time_s", "a time above 0", |s| *s > 0.0)?;
+            least = Some(least.map_or(step, |least| least.min(step)));
+        }
+    }
+    Ok(least)
+}
+
 /// What a search says of values, of a length and a batch: from its choices.csv, which older ones lack.
 fn said(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<Said>> {
-    let path = rows_csv.with_file_name("choices.csv");
-    // Of a search that leaves no choice there is but a heading.
-    if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
-        return Ok(vec![]);
-    }
+    let Some(sheet) = beside(rows_csv, "choices.csv")? else { return Ok(vec![]) };
     let mut all = vec![];
-    for line in Sheet::read(&path)?.lines() {
+    for line in sheet.lines() {
         let times = |column| line.maybe::<f64>(column, "how many times as long as the best", |v| *v >= 1.0);
         if work_of(&line)? != work {
             continue;
@@ -169,13 +187,15 @@ fn value(line: &Line, choice: &str) -> Result<String> {
     })
 }
 
-/// `others`: lengths and batches that the rows have besides.
-fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Mark>> {
+/// `step`, `refined`: of the best, and of the fastest with what makes it faster still; `others`: lengths and batches that the
+/// rows have besides.
+fn titles(best: &Line, (step, refined): (f64, Option<f64>), others: usize, notes: &Notes) -> Result<Vec<Mark>> {
     let title = notes.text("title").unwrap_or_else(|| "What it costs to choose otherwise".into());
     let columns = CHOICES.iter().filter(|(choice, _)| !WORDS.contains(choice));
     let way = columns.map(|(column, _)| Ok((*column, best.text(column)?))).collect::<Result<Vec<_>>>()?;
     let words = way.iter().filter(|(_, value)| *value != "1").map(|(column, value)| format!("{column} {value}"));
     let words: Vec<String> = words.chain([best.text("options")?.to_string()]).collect();
+    let refined = refined.map_or(String::new(), |s| format!("; {s:.3} s refined (refined.csv)"));
     let (seq_len, global_batch) = work_of(best)?;
     let others = match others {
         0 => String::new(),
@@ -193,7 +213,7 @@ fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Ma
     Ok(vec![
         Mark::fitting((60.0, 42.0), title, 30.0, INK),
         Mark::fitting((60.0, 84.0), about, 19.0, FAINT),
-        Mark::fitting((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK),
+        Mark::fitting((60.0, 120.0), format!("fastest: {step:.3} s with {}{refined}", words.join(", ")), 19.0, INK),
         Mark::text(
             (60.0, 152.0),
             "A cell: the fastest way found that has this value and fits, all else being free; \
@@ -263,7 +283,15 @@ mod tests {
             assert!(svg.contains(words), "{words}");
         }
         assert!(!svg.contains("+5900.0 %"), "tp 1 runs with another batch alone");
+        assert!(!svg.contains("refined"));
+        // What makes ways faster still is told, of the same batch alone, and where it does.
+        for (batch, step, told) in [(1, 0.09, true), (64, 0.05, false), (1, 0.11, false)] {
+            std::fs::write(dir.path().join("refined.csv"), format!("{head}{}\n", line(batch, step, 4))).unwrap();
+            let svg = std::fs::read_to_string(&choices(&csv, dir.path()).unwrap()[0]).unwrap();
+            assert_eq!(svg.contains("; 0.090 s refined (refined.csv)"), told, "{batch} {step}");
+        }
     }
+
     /// Values that nothing was found with stood in the table alone, and options in neither.
     #[test]
     fn values_that_nothing_was_found_with_are_there_and_options_are_a_choice() {

@@ -310,6 +310,15 @@ impl ClusterSpec {
         call * times.map_or(1.0, |times| times.value)
     }
 
+    /// What whoever reads a figure of so many GPUs should know, if the file has fewer.
+    pub fn beyond(&self, gpus: u32) -> Option<String> {
+        let has = u64::from(self.nodes) * u64::from(self.gpus_per_node);
+        let name = &self.name;
+        (u64::from(gpus) > has).then(|| {
+            format!("cluster: {name} has {has} GPUs by its file; for {gpus} its network is taken to go on as it is")
+        })
+    }
+
     /// A shipped cluster by name, or a file by path.
     pub fn find(name: &str) -> Result<ClusterSpec> {
         ClusterSpec::from_found(&find("cluster", name)?)

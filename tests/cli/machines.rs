@@ -69,3 +69,57 @@ fn machines_that_cannot_be_are_refused() {
         succeeds(dir.path(), "collective --stack ./mine.json --bytes 1m");
     }
 }
+
+/// 4,096 GPUs of a cluster of 2,048 were costed without a word.
+#[test]
+fn more_gpus_than_the_file_has_are_told_of() {
+    let dir = folder();
+    let way = "--cluster dgx-h100 --seq-len 2K";
+    let one = "--tp 1 --pp 1 --ulysses 1 --ring 1 --zero 3 --recompute full";
+    let note = "cluster: dgx-h100 has 64 GPUs by its file; for 128 its network is taken to go on as it is\n";
+    for command in [
+        format!("estimate {one}"),
+        format!("plan {one}"),
+        format!("simulate {one}"),
+        format!("goodput {one}"),
+        format!("sweep {one} --fresh --out swept"),
+        format!("search {one} --micro-batch 1 --best 1"),
+        "longest --ring 1 --ulysses 1 --zero 3 --options default --fresh --out longest".into(),
+    ] {
+        let way = if command.starts_with("longest") { "--cluster dgx-h100" } else { way };
+        let said = |gpus: &str| succeeds(dir.path(), &format!("{command} {way} --gpus {gpus}"));
+        assert!(said("128").contains(note), "{command}: {}", said("128"));
+        assert!(!said("64").contains("by its file"), "{command}");
+    }
+}
+
+/// In nodes of twelve no other number of GPUs helps, and of the best way of a search nothing was said.
+#[test]
+fn groups_that_lie_across_nodes_are_told_of() {
+    let dir = folder();
+    let mut file = shipped("models/cluster/dgx-h100.json");
+    file["gpus_per_node"] = 12.into();
+    file["scale_out"]["nics_per_node"] = 12.into();
+    file["name"] = "twelve".into();
+    fs::write(dir.path().join("twelve.json"), file.to_string()).unwrap();
+    let way = "--model qwen3-30b-a3b --seq-len 4K --zero 1 --recompute full --tp 1 --pp 1 --ulysses 1 --ring 1";
+    let across = |gpus: u32, ranks: u32| {
+        format!("ep: of {gpus} GPUs used of each node some groups of {ranks} ranks lie across two, and all wait")
+    };
+    for (cluster, ranks, note, remedy) in [
+        ("./twelve.json --gpus 96", 8, across(12, 8), "; with ep a divisor of 12 none does"),
+        ("gb200-nvl72 --gpus 144", 16, across(72, 16), "; with --gpus 128 none does"),
+    ] {
+        let line = format!("{way} --cluster {cluster} --ep {ranks}");
+        let estimate = succeeds(dir.path(), &format!("estimate {line}"));
+        assert!(estimate.contains(&format!("note: {note}")) && estimate.contains(remedy), "{estimate}");
+        let search = succeeds(dir.path(), &format!("search {line} --global-batch 288 --micro-batch 1 --best 1"));
+        let note = format!("of the fastest at 4 K x 288: {note}");
+        assert!(search.contains(&note) && search.contains(remedy), "{search}");
+    }
+    let inside = succeeds(
+        dir.path(),
+        &format!("search {way} --cluster ./twelve.json --gpus 96 --ep 4 --global-batch 288 --best 1"),
+    );
+    assert!(!inside.contains("lie across"), "{inside}");
+}

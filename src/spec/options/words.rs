@@ -153,7 +153,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "uneven",
-        about: "pipeline: layers that do not come out even: the last stage and then the first ones have one fewer",
+        about: "pipeline: layers that do not come out even: the last stage and then the first ones have one fewer; where they do, nothing changes",
         set: |o| o.uneven = true,
         is_set: |o| o.uneven,
     },

@@ -2,10 +2,11 @@
 //!
 //! Every way has a bound of its step and of its memory from a probe, a plan that many ways share. Ways are costed in the
 //! order of their bounds, each by its own plan, until no bound that is left is below the slowest of the best so far: what
-//! was not costed cannot be among them. Then words that leave degrees alone are tried on the best, and words that save
-//! memory on ways that lack nothing else and may be faster. Rows are written as they are found, and a search that was
-//! stopped goes on.
+//! was not costed cannot be among them. Then words that leave degrees alone, and stages of unequal depth, are tried on the
+//! best, and words that save memory on ways that lack nothing else and may be faster. Rows are written as they are found, and
+//! a search that was stopped goes on.
 
+mod balance;
 mod candidates;
 mod found;
 mod nearest;

@@ -1,6 +1,7 @@
 //! Words and choices that leave degrees alone, tried on the best ways: one after the other, whatever helps stays.
 
-use super::space::moves;
+use super::balance::divisions;
+use super::space::{moves, says_stages};
 use super::{Search, fastest, step};
 use crate::error::Result;
 use crate::report::Row;
@@ -35,7 +36,11 @@ fn step_from(search: &mut Search, row: &Row) -> Result<Option<Row>> {
     // Who gives one stage of ZeRO wants that.
     let zero = &search.question.space.zero;
     let open = |point: &Point| zero.len() > 1 || zero.contains(&point.par.zero);
-    let points: Vec<Point> = moves(&Point::of_row(row)).into_iter().filter(open).collect();
+    let mut points: Vec<Point> = moves(&Point::of_row(row)).into_iter().filter(open).collect();
+    // So does who gives layers of stages.
+    if !search.question.space.options.iter().all(says_stages) && !(search.stop)() {
+        points.extend(divisions(search.case, &Point::of_row(row))?);
+    }
     let rows: Vec<Row> = search.cost(&points, step(row), false)?.into_iter().flatten().collect();
     Ok(fastest(&rows).first().filter(|other| step(other) < step(row)).map(|row| (*row).clone()))
 }

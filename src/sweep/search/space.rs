@@ -203,10 +203,8 @@ impl Space {
 /// that is not.
 fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     let parts = u64::from(par.pp) * u64::from(par.vp);
-    let said = par.options.short_ends
-        || par.options.first_stage.or(par.options.last_stage).is_some()
-        || !par.options.stages.is_empty();
-    let uneven = par.options.uneven || (par.pp > 1 && !said && !model.layers.is_multiple_of(parts));
+    let uneven =
+        par.options.uneven || (par.pp > 1 && !says_stages(&par.options) && !model.layers.is_multiple_of(parts));
     // Keys that are chosen are gathered.
     let gathers = model.indexer.is_some() && par.ring > 1 && par.options.kv == KvPath::Ring;
     let kv = if gathers { KvPath::Gather } else { par.options.kv };
@@ -233,6 +231,11 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
         all.push(Options { keep_attention: true, ..options });
     }
     all.into_iter().map(|options| Parallelism { options, ..par }).collect()
+}
+
+/// Whether words say how many layers stages have.
+pub fn says_stages(options: &Options) -> bool {
+    options.short_ends || options.first_stage.or(options.last_stage).is_some() || !options.stages.is_empty()
 }
 
 /// Degrees of expert parallelism: divisors of the experts.
@@ -309,6 +312,7 @@ const LOSS_IN_PIECES: &str = "loss-chunks-8";
 fn words(par: &Parallelism) -> Vec<&'static str> {
     let o = par.options;
     let ring = par.ring > 1;
+    let open_ends = par.pp > 1 && o.fold == Fold::None && o.stages.is_empty();
     let all = [
         ("tp-overlap", par.tp > 1 && !o.whole_activations),
         ("gather-kv", ring),
@@ -319,9 +323,9 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
         ("double-ring-8", par.ring > 8),
         ("ring-inside", ring && par.ulysses > 1),
         ("overlap-shared", par.ep > 1),
-        ("short-ends", par.pp > 1 && o.fold == Fold::None),
+        ("short-ends", open_ends),
         // Where what the ends have less leaves layers that do not come out even.
-        ("short-ends+uneven", par.pp > 1 && o.fold == Fold::None && !o.uneven),
+        ("short-ends+uneven", open_ends && !o.uneven),
         ("no-sync", par.zero == 3),
     ];
     all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
