@@ -11,7 +11,7 @@ const VERSION: u32 = 1;
 /// Columns of a cell itself, then those of either side.
 const OF_CELL: [&str; 10] =
     ["links", "gb_per_s", "heads", "kv_heads", "seq_len", "ranks", "winner", "cause", "ulysses_over_ring", "reason"];
-const OF_SIDE: [&str; 11] = [
+const OF_SIDE: [&str; 12] = [
     "time_s",
     "attention_s",
     "copies_s",
@@ -20,6 +20,7 @@ const OF_SIDE: [&str; 11] = [
     "imbalance_s",
     "host_s",
     "sent_bytes",
+    "travels_s",
     "peak_mem_bytes",
     "options",
     "why_not",
