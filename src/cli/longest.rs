@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::error::{Cause, Reason, Result};
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{Table, bytes, counted, notes, percent, seconds, tokens};
+use crate::report::human::{Table, bytes, counted, notes, percent, seconds};
 use crate::spec::{ClusterSpec, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::longest::{Longest, Question, Way, longest};
 use clap::Args;
