@@ -3,7 +3,7 @@
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save, short};
-use crate::error::{Error, Result};
+use crate::error::{Result, text};
 use crate::report::human::counted;
 use crate::spec::{Options, Parallelism, Schedule};
 use plotters::style::RGBColor;
@@ -123,7 +123,7 @@ struct Said {
 fn said(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<Said>> {
     let path = rows_csv.with_file_name("choices.csv");
     // Of a search that leaves no choice there is but a heading.
-    if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
+    if !path.exists() || text::data(&path)?.lines().count() < 2 {
         return Ok(vec![]);
     }
     let mut all = vec![];
