@@ -2,6 +2,7 @@
 
 pub mod json;
 mod reason;
+pub mod text;
 
 pub use reason::{Cause, Reason};
 use std::path::{Path, PathBuf};

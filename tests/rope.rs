@@ -200,32 +200,15 @@ fn old_plans_take_no_weights(model: LlmSpec) {
 #[test]
 fn other_scaling_is_refused_by_field() {
     let (_, steps) = figures("steps.json", "steps");
-    let with = |scaling: Value| {
-        let mut config = steps[0]["config"].clone();
-        config["rope_scaling"] = scaling;
-        config
-    };
     let cases = [
         (json!({"rope_type": "su", "factor": 2.0}), "rope_scaling of type su in its config.json"),
         (json!({"factor": 8.0}), "rope_scaling with a factor and no rope_type"),
-        (json!({"type": "linear"}), "rope_scaling without factor"),
-        (json!({"type": "linear", "factor": "4"}), "rope_scaling.factor \"4\", which is not a number"),
         (json!({"type": "linear", "factor": 2.0, "beta_fast": 3}), "rope_scaling.beta_fast 3 beside its type linear"),
-        (json!({"rope_type": "llama3", "factor": 8.0}), "rope_scaling without low_freq_factor"),
-        (
-            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}),
-            "rope_scaling.high_freq_factor 1, which is not above low_freq_factor 4,",
-        ),
-        (json!({"type": "yarn", "factor": 4.0, "truncate": 1}), "rope_scaling.truncate 1, which is not true or false"),
-        (
-            json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 1.0, 1.0, 1.0]}),
-            "rope_scaling.short_factor that is not a number above zero for each of 4 pairs",
-        ),
     ];
     let dir = tempfile::tempdir().expect("a folder");
     checkpoint(dir.path(), &steps[0]);
     for (scaling, why) in cases {
-        let config = with(scaling);
+        let config = with(&steps[0]["config"], scaling);
         let m = model(&config);
         assert!(m.rope_scaled && m.rope_scaling.is_none(), "{config}");
         std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");
@@ -234,7 +217,68 @@ fn other_scaling_is_refused_by_field() {
         assert!(said.contains(why) && said.contains("is not computed; read and written are"), "{said}");
     }
     for nothing in [json!({"rope_type": "default"}), json!({}), Value::Object(Map::new())] {
-        let m = model(&with(nothing));
+        let m = model(&with(&steps[0]["config"], nothing));
         assert!(!m.rope_scaled && m.rope_scaling.is_none() && m.uncomputed.is_empty());
+    }
+}
+
+fn with(config: &Value, scaling: Value) -> Value {
+    let mut config = config.clone();
+    config["rope_scaling"] = scaling;
+    config
+}
+
+/// Numbers of a known kind that no model can have are refused wherever the model is read: frequencies would be left as they are, or
+/// none.
+#[test]
+fn scaling_that_cannot_be_is_refused() {
+    let (_, steps) = figures("steps.json", "steps");
+    let refused = |scaling: Value, why: &str| {
+        let config = with(&steps[0]["config"], scaling).to_string();
+        let said = LlmSpec::parse("c.json", "m", &config).expect_err(&config).to_string();
+        assert!(said.starts_with(&format!("c.json: {why}")), "{config}: {said}");
+    };
+    for kind in ["linear", "dynamic", "yarn", "llama3", "longrope"] {
+        for (factor, what) in [
+            (json!(-1.0), "-1.0"),
+            (json!(0), "0"),
+            (json!(0.5), "0.5"),
+            (json!(1e-300), "1e-300"),
+            (json!(1e300), "1e+300"),
+            (json!("x"), "\"x\""),
+            (json!("NaN"), "\"NaN\""),
+            (json!([2.0]), "[2.0]"),
+        ] {
+            let mut scaling = json!({"rope_type": kind, "factor": factor});
+            if kind == "llama3" {
+                (scaling["low_freq_factor"], scaling["high_freq_factor"]) = (1.into(), 4.into());
+            }
+            refused(scaling, &format!("rope_scaling.factor: {what} is not a number from 1 to 1000000"));
+        }
+    }
+    for (scaling, why) in [
+        (json!("linear"), "rope_scaling: \"linear\" is no object"),
+        (json!({"type": "linear"}), "rope_scaling.factor: missing"),
+        (json!({"rope_type": "llama3", "factor": 8.0}), "rope_scaling.low_freq_factor: missing"),
+        (
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}),
+            "rope_scaling.high_freq_factor: 1 is not above low_freq_factor 4",
+        ),
+        (json!({"type": "yarn", "factor": 4.0, "truncate": 1}), "rope_scaling.truncate: 1 is not true or false"),
+        (
+            json!({"type": "yarn", "factor": 4.0, "attention_factor": 1e30}),
+            "rope_scaling.attention_factor: 1e+30 is not",
+        ),
+        (json!({"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 2}), "rope_scaling.beta_fast: 1 is below"),
+        (
+            json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": -8}),
+            "original_max_position_embeddings: -8 is not a number of tokens",
+        ),
+        (
+            json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 1.0, 1.0, 1.0]}),
+            "rope_scaling.short_factor: not a number from 1e-6 to 1000000 for each of 4 pairs",
+        ),
+    ] {
+        refused(scaling, why);
     }
 }

@@ -1,7 +1,7 @@
-//! `index.json`: what a checkpoint holds, and which elements of it lie where.
+//! `index.json`: what a checkpoint holds, and which elements of it lie where. Its first field is the checksum of all that follows.
 
 use super::extent::{Run, State};
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::plan::{Adam, Dtype};
 use crate::spec::LlmSpec;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub const FILE: &str = "index.json";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// A checkpoint as its index describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct Index {
     pub sequences: u64,
     pub seed: u64,
     pub model: String,
-    /// What was trained, with the dropout that it was trained with; none in indices of before that was kept.
+    /// What was trained, with the dropout that it was trained with; none where the plan did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_spec: Option<LlmSpec>,
     /// How the run was laid out. No run that loads needs it.
@@ -45,6 +45,34 @@ pub struct File {
     pub bytes: u64,
     pub crc32: u32,
 }
+
+/// An index as it is written: the JSON of its other fields behind their checksum.
+///
+/// # Panics
+/// For what is no JSON object.
+pub fn sealed(json: &str) -> String {
+    let fields = json.strip_prefix('{').expect("an object");
+    format!("{SEAL}{:08x}\",{fields}", crc32fast::hash(json.as_bytes()))
+}
+
+/// What [`sealed`] was given. Errors: an index without a checksum, or with that of something else.
+fn unsealed(path: &Path, written: &str) -> Result<String> {
+    let wrong = |why: String| Error::spec(path.display(), "crc32", why);
+    let Some((crc32, fields)) = written.strip_prefix(SEAL).and_then(|rest| rest.split_once("\",")) else {
+        let why = "missing: the index was damaged, or is of a version before 2, which had none; load another checkpoint, or \
+                   go on from this one with the foretrain that wrote it";
+        return Err(wrong(why.into()));
+    };
+    let json = format!("{{{fields}");
+    let there = format!("{:08x}", crc32fast::hash(json.as_bytes()));
+    match there == crc32 {
+        true => Ok(json),
+        false => Err(wrong(format!("{there}, {crc32} was written; the index is damaged: {DAMAGED}"))),
+    }
+}
+
+/// What an index begins with.
+const SEAL: &str = "{\"crc32\":\"";
 
 /// What to do about an index that cannot be as it was written.
 pub(super) const DAMAGED: &str = "load another checkpoint, or copy it again";
@@ -215,8 +243,7 @@ impl Index {
     /// every element of every parameter in one place.
     pub fn read(dir: &Path) -> Result<Index> {
         let path = dir.join(FILE);
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        let index: Index = json::parse(path.display(), &text)?;
+        let index: Index = json::parse(path.display(), &unsealed(&path, &text::data(&path)?)?)?;
         index.check(dir, &path)?;
         Ok(index)
     }
@@ -294,20 +321,42 @@ pub fn folder(step: u64) -> String {
     format!("step-{step:08}")
 }
 
+/// The extension of a folder that is being written.
+pub(super) const UNFINISHED: &str = "unfinished";
+
 /// The checkpoint that `dir` is, or the newest that is in it. One that was not written to its end has another name.
 pub fn newest(dir: &Path) -> Result<PathBuf> {
+    Ok(newest_of(dir)?.0)
+}
+
+/// The same with folders of later steps, in order, that have no index: cut off while they were written, or damaged.
+pub fn newest_of(dir: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
     if dir.join(FILE).exists() {
-        return Ok(dir.to_path_buf());
+        return Ok((dir.to_path_buf(), vec![]));
     }
     let entries = std::fs::read_dir(dir).map_err(Error::io(dir))?;
-    let step = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
-    let steps = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.join(FILE).exists());
-    let newest = steps.filter_map(|path| Some((step(&path)?, path))).max();
-    newest.map(|(_, path)| path).ok_or_else(|| {
+    let cut_off = |path: &PathBuf| path.extension().is_some_and(|end| end == UNFINISHED);
+    let named = |path: &PathBuf| if cut_off(path) { path.with_extension("") } else { path.clone() };
+    let step = |path: &PathBuf| named(path).file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
+    let all = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
+    let mut all: Vec<(u64, PathBuf)> = all.filter_map(|path| Some((step(&path)?, path))).collect();
+    all.sort();
+    let is_whole = |path: &PathBuf| path.join(FILE).exists() && !cut_off(path);
+    let (last, newest) = all.iter().rfind(|(_, path)| is_whole(path)).cloned().ok_or_else(|| {
         let why =
             "neither this folder nor a folder step-N in it has an index.json; give what `foretrain run --save` wrote";
         Error::spec(dir.display(), "checkpoint", why)
-    })
+    })?;
+    Ok((newest, all.into_iter().filter(|(step, _)| *step > last).map(|(_, path)| path).collect()))
+}
+
+/// A word on the folders that [`newest_of`] passed over, if any.
+pub fn passed_over(chosen: &Path, later: &[PathBuf]) -> Option<String> {
+    let names: Vec<_> = later.iter().map(|path| path.display().to_string()).collect();
+    let (later, chosen) = (names.join(", "), chosen.display());
+    let why =
+        format!("{later}: not whole, without {FILE} or cut off while it was saved; {chosen} is taken, which is older");
+    Some(why).filter(|_| !names.is_empty())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Loads into any layout: every rank reads the elements that it holds from whoever saved them, and nothing else.
 
 use super::extent::{Extents, Held, Run, State, stretches};
-use super::index::{DAMAGED, Index, Stored, newest, tensor_name};
+use super::index::{DAMAGED, Index, Stored, newest_of, passed_over, tensor_name};
 use super::save::not_finite;
 use crate::error::{Error, Result};
 use crate::exec::Data;
@@ -26,6 +26,8 @@ const GAP: u64 = 64 << 10;
 pub struct Loader {
     pub dir: PathBuf,
     pub index: Index,
+    /// What was not taken, though it is newer.
+    pub note: Option<String>,
     files: Vec<Open>,
     loaded: Cell<Option<Loaded>>,
 }
@@ -66,10 +68,10 @@ struct Want {
 impl Loader {
     /// Opens the checkpoint that `dir` is, or the newest in it.
     pub fn open(dir: &Path) -> Result<Loader> {
-        let dir = newest(dir)?;
-        let index = Index::read(&dir)?;
+        let (dir, later) = newest_of(dir)?;
+        let (index, note) = (Index::read(&dir)?, passed_over(&dir, &later));
         let files = index.files.iter().map(|file| Open::new(&dir.join(&file.name))).collect::<Result<_>>()?;
-        Ok(Loader { dir, index, files, loaded: Cell::new(None) })
+        Ok(Loader { dir, index, note, files, loaded: Cell::new(None) })
     }
 
     /// Whether the checkpoint has what a plan trains.

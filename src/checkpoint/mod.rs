@@ -18,6 +18,6 @@ pub mod load;
 pub mod save;
 pub mod share;
 
-pub use index::{Index, newest};
+pub use index::{Index, newest, newest_of, passed_over};
 pub use load::{Loaded, Loader};
 pub use save::{Saved, Saver};

@@ -184,7 +184,7 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
 fn write(dir: PathBuf, mut index: Index, tensors: Vec<Tensors>, stall_s: f64) -> Result<Saved> {
     let began = Instant::now();
     numbers(&dir, &tensors)?;
-    let unfinished = dir.with_extension("unfinished");
+    let unfinished = dir.with_extension(index::UNFINISHED);
     if unfinished.exists() {
         std::fs::remove_dir_all(&unfinished).map_err(Error::io(&unfinished))?;
     }
@@ -195,8 +195,8 @@ fn write(dir: PathBuf, mut index: Index, tensors: Vec<Tensors>, stall_s: f64) ->
         put(&unfinished.join(&name), &bytes)?;
         index.files.push(File { name, bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) });
     }
-    let text = serde_json::to_vec(&index).expect("an index is plain data");
-    put(&unfinished.join(index::FILE), &text)?;
+    let text = index::sealed(&serde_json::to_string(&index).expect("an index is plain data"));
+    put(&unfinished.join(index::FILE), text.as_bytes())?;
     std::fs::rename(&unfinished, &dir).map_err(Error::io(&dir))?;
     Ok(Saved {
         step: index.step,

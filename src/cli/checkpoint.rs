@@ -2,10 +2,10 @@
 
 use super::Answer;
 use super::flags::Output;
-use crate::checkpoint::{Index, Loader, newest};
+use crate::checkpoint::{Index, Loader, newest_of, passed_over};
 use crate::error::Result;
 use crate::plan::Adam;
-use crate::report::human::{Table, bytes, decimal};
+use crate::report::human::{Table, bytes, decimal, notes};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -13,8 +13,9 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain checkpoint ckpt\n         foretrain checkpoint ckpt/step-00000005 --params --json\n\n\
-    Reads every file and holds it against the checksum that was written with it (CRC-32), and every element of every\n\
-    parameter against the index: each has to be in one place, and a number. Of a folder with several, the newest is looked at."
+    Reads every file, the index too, and holds it against the checksum that was written with it (CRC-32), and every element\n\
+    of every parameter against the index: each has to be in one place, and a number. Of a folder with several, the newest\n\
+    that is whole is looked at."
 )]
 pub struct Flags {
     /// A checkpoint, or the folder that `foretrain run --save` was given
@@ -49,6 +50,8 @@ struct Found {
     /// Tensors with values that are no numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     not_finite: Vec<NotFinite>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -74,7 +77,7 @@ struct Param {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let dir = newest(&flags.dir)?;
+    let (dir, later) = newest_of(&flags.dir)?;
     let index = Index::read(&dir)?;
     index.files.iter().try_for_each(|file| file.undamaged(&dir))?;
     let loader = Loader::open(&dir)?;
@@ -106,6 +109,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         files: files.collect(),
         params: if flags.params { index.params.iter().map(param).collect() } else { vec![] },
         not_finite: not_finite.into_iter().map(|(tensor, values)| NotFinite { tensor, values }).collect(),
+        notes: passed_over(&dir, &later).into_iter().collect(),
         dir,
     };
     Ok(Answer::with_error(found.render(), &found, diverged))
@@ -114,8 +118,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 impl Found {
     fn render(&self) -> String {
         let mut text = format!(
-            "{}\n{} after step {} ({} sequences, seed {}), saved by {} on {} ranks\n{} parameters in {}, each with two \
+            "{}{}\n{} after step {} ({} sequences, seed {}), saved by {} on {} ranks\n{} parameters in {}, each with two \
              moments{}: {}. Every file is as it was written.\nOptimizer: {}\n\n",
+            notes(&self.notes),
             self.dir.display(),
             self.model,
             self.step,

@@ -3,7 +3,7 @@
 use super::flags::Output;
 use super::{Answer, write_file};
 use crate::cluster::fullest;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::import::{nccl_topo, node::Node, nvidia_smi};
 use crate::report::human::{Table, counted};
 use crate::spec::{ClusterSpec, CollectiveOp, GraphShape, MeasuredCollective, Pod, Routing, ScaleOut, shipped};
@@ -70,7 +70,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 impl Flags {
     fn made(&self, file: &Path, parse: fn(&str, &str) -> Result<Node>) -> Result<(ClusterSpec, Vec<String>)> {
-        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
+        let text = text::data(file)?;
         let name = file.display().to_string();
         let node = parse(&name, &text)?;
         let (like, chosen) = match &self.like {

@@ -104,6 +104,11 @@ pub const ALGORITHMS: [&str; 8] = [
 const TOKENS: u64 = 4096;
 const TOPK: u32 = 8;
 
+/// Beyond these sizes of buffers are no numbers of 64 bits, and nothing is that large.
+const MOST_HIDDEN: u64 = 1 << 20;
+const MOST_TOKENS: u64 = u32::MAX as u64;
+const MOST_BYTES: f64 = (1u64 << 48) as f64;
+
 impl Flags {
     /// What one flag says and another leaves nothing of.
     fn check(&self) -> Result<()> {
@@ -116,6 +121,12 @@ impl Flags {
         if self.hidden == 0 {
             return wrong("--hidden", "0: rows without columns; use 1 or more".into());
         }
+        if self.hidden > MOST_HIDDEN {
+            return wrong("--hidden", format!("{} is wider than any model; use {MOST_HIDDEN} or fewer", self.hidden));
+        }
+        if let Some(tokens) = self.tokens.filter(|tokens| !(1..=MOST_TOKENS).contains(tokens)) {
+            return wrong("--tokens", format!("{tokens} a rank are not exchanged; use 1 to {MOST_TOKENS}"));
+        }
         if self.hook && !low_latency {
             let why = format!("{} has no hook; use --dispatch deepep-v1-ll, or leave it out", self.dispatch);
             return wrong("--hook", why);
@@ -126,6 +137,23 @@ impl Flags {
         }
         if matches!(self.routing, Routing::File(_)) && self.tokens.is_some() {
             return wrong("--tokens", "a file of --routing has tokens of its own; leave it out".into());
+        }
+        Ok(())
+    }
+
+    /// Errors: a limit on nodes that are not there; rows that no memory has room for, before they are counted in 64 bits.
+    fn check_route(&self, route: &Route) -> Result<()> {
+        let wrong = |flag: &str, why: String| Err(Error::spec("dispatch", flag, why));
+        let nodes = route.nodes();
+        if let Some(limit) = self.node_limit.filter(|limit| *limit > nodes) {
+            return wrong("--node-limit", format!("{limit} of {nodes} nodes; use 1 to {nodes}, or leave it out"));
+        }
+        let rooms = route.most_tokens() as f64 * (f64::from(route.ranks) + f64::from(route.experts));
+        // A row as bf16 and more, the weights of its choices, and what is told of it.
+        let room = rooms * (4.0 * self.hidden as f64 + 4.0 * f64::from(route.experts) + 4096.0);
+        if room > MOST_BYTES {
+            let why = format!("{} for a rank to make room for; use fewer tokens, experts or ranks", bytes(room));
+            return wrong("--tokens", why);
         }
         Ok(())
     }
@@ -183,6 +211,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let cluster = Cluster::new(&spec, &gpu, flags.ep)?;
     let route = flags.request(&cluster).route()?;
+    flags.check_route(&route)?;
     if let Some(said) = flags.topk.filter(|said| *said != route.topk) {
         let why = format!("{said}, where the tokens of the file have {}; leave it out", route.topk);
         return Err(Error::spec("dispatch", "--topk", why));

@@ -166,16 +166,19 @@ pub fn main() -> ExitCode {
     };
     let answer = command(cli.command);
     let answer = answer.unwrap_or_else(|error| Answer::with_error(String::new(), &json!({}), Some(error)));
-    to_stdout(if json { &answer.json } else { &answer.text });
-    match answer.error {
-        Some(error) => {
-            if !json {
-                eprintln!("Error: {error}");
-            }
-            ExitCode::from(2)
-        }
-        None => ExitCode::SUCCESS,
+    let printed = to_stdout(if json { &answer.json } else { &answer.text });
+    if let Some(error) = answer.error.as_ref().filter(|_| !json) {
+        eprintln!("Error: {error}");
     }
+    ended(answer.error.is_none(), printed)
+}
+
+/// The exit code, with a word on stderr of an answer that nobody could be given.
+fn ended(well: bool, printed: Result<()>) -> ExitCode {
+    if let Err(error) = &printed {
+        eprintln!("Error: {error}");
+    }
+    if well && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(2) }
 }
 
 fn command(command: Command) -> Result<Answer> {
@@ -207,8 +210,7 @@ fn command(command: Command) -> Result<Answer> {
 /// Help and version are no errors; what clap refuses is said as any other error.
 fn usage(e: &clap::Error, words: &[OsString], json: bool) -> ExitCode {
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        to_stdout(&e.to_string());
-        return ExitCode::SUCCESS;
+        return ended(true, to_stdout(&e.to_string()));
     }
     let text = e.to_string();
     let text = match e.kind() {
@@ -217,10 +219,9 @@ fn usage(e: &clap::Error, words: &[OsString], json: bool) -> ExitCode {
         _ => refused(&text),
     };
     if json {
-        to_stdout(&pretty(&json!({"error": text.trim_end()})));
-    } else {
-        eprint!("Error: {text}");
+        return ended(false, to_stdout(&pretty(&json!({"error": text.trim_end()}))));
     }
+    eprint!("Error: {text}");
     ExitCode::from(2)
 }
 
@@ -243,9 +244,15 @@ fn below_zero(text: &str, words: &[OsString]) -> Option<String> {
 }
 
 /// Whoever reads may stop early (`| head`): that is no failure of ours.
-fn to_stdout(text: &str) {
+fn to_stdout(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(why) if why.kind() != std::io::ErrorKind::BrokenPipe => {
+            let why = format!("could not be written: {why}; make room there, or send it elsewhere");
+            Err(Error::device("standard output", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn pretty(value: &impl Serialize) -> String {
@@ -267,7 +274,9 @@ fn will_hold(path: &Path) -> Result<()> {
     }
     let new = !path.exists();
     std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(Error::io(path))?;
-    if new { std::fs::remove_file(path).map_err(Error::io(path)) } else { Ok(()) }
+    // A link that leads to what is not there yet stays.
+    let remove = || path.canonicalize().and_then(std::fs::remove_file).map_err(Error::io(path));
+    if new { remove() } else { Ok(()) }
 }
 
 /// Timelines as one Chrome trace.

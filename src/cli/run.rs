@@ -202,7 +202,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut training = Training::new(flags, &plan, &options, &kept, rows).map_err(told)?;
     training.beside = source.beside(&plan);
     // Routers of weights from elsewhere choose by themselves.
-    training.notes.extend(repeated.filter(|_| flags.weights.is_none()).into_iter().chain(other_dropout));
+    training
+        .notes
+        .extend(repeated.filter(|_| flags.weights.is_none()).into_iter().chain(other_dropout).chain(kept.note()));
     let job = Job { keep_last: flags.dump.is_some(), watch: Some(&kept), ..Job::new(&source, flags.steps) };
     // Processes end together: the others of a run of several would wait for one that stops.
     let alone = process.is_none();

@@ -3,7 +3,7 @@
 use super::curve::{Curve, size};
 use super::speed::Speed;
 use super::{Estimate, KernelTime, OnSms, grouped};
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
 use crate::units::Seconds;
@@ -249,7 +249,7 @@ impl Crowded {
 
 impl Profile {
     pub fn load(path: &Path) -> Result<Profile> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::data(path)?;
         let profile: Profile = json::parse(path.display(), &text).map_err(|e| match e {
             Error::Spec { file, field, why } => Error::spec(file, field, format!("{why}; {AGAIN}")),
             other => other,

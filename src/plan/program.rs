@@ -409,7 +409,7 @@ impl Plan {
     /// Reads a plan, refusing another version, a changed file and anything unsound.
     pub fn load(path: &Path) -> Result<Plan> {
         let name = &path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = error::text::data(path)?;
         let raw: serde_json::Value = error::json::parse(name, &text)?;
         match raw.get("foretrain_plan").and_then(|v| v.as_u64()) {
             Some(v) if v == u64::from(VERSION) => {}

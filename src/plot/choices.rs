@@ -3,7 +3,7 @@
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save, short};
-use crate::error::{Error, Result};
+use crate::error::{Result, text};
 use crate::report::human::counted;
 use crate::spec::{Options, Parallelism, Schedule};
 use plotters::style::RGBColor;
@@ -123,7 +123,7 @@ struct Said {
 /// A file beside the rows; none where there is none, or but a heading, as of a search that leaves no choice.
 fn beside(rows_csv: &Path, name: &str) -> Result<Option<Sheet>> {
     let path = rows_csv.with_file_name(name);
-    if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
+    if !path.exists() || text::data(&path)?.lines().count() < 2 {
         return Ok(None);
     }
     Sheet::read(&path).map(Some)

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::sheet::Sheet;
-use crate::error::{Error, Result, json};
+use crate::error::{Result, json, text};
 
 /// Top-level fields; none where there is no file.
 pub struct Notes {
@@ -24,7 +24,7 @@ impl Notes {
         if !path.exists() {
             return Ok(Notes::none());
         }
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let text = text::spec(&path)?;
         let mut notes = Notes { fields: json::parse(path.display(), &text)?, ..Notes::none() };
         if let Some(points) = notes.number("points") {
             let rows = Sheet::read(rows_csv)?.lines().count() as u64;

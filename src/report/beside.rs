@@ -3,7 +3,7 @@
 use super::human::{Table, bytes, decimal, percent, seconds};
 use super::text::axis;
 use super::{Report, Row};
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -112,7 +112,7 @@ impl Beside {
     /// estimate, a step that is not known of either.
     pub fn of(report: &Report, file: &Path) -> Result<Beside> {
         let name = file.display().to_string();
-        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
+        let text = text::spec(file)?;
         let wants = "write it with `foretrain estimate .. --out FILE`";
         let other: Read = json::parse(&name, &text)
             .map_err(|e| Error::spec(&name, "the file", format!("is no answer of estimate ({e}); {wants}")))?;

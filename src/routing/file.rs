@@ -5,7 +5,7 @@
 //! is a choice that was dropped.
 
 use super::Trace;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::plan::route::DROPPED;
 use serde::Deserialize;
 use std::path::Path;
@@ -25,7 +25,7 @@ type Line<T> = std::result::Result<T, String>;
 
 /// A trace of so many logical experts.
 pub fn read(path: &Path, experts: u32) -> Result<Trace> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = text::data(path)?;
     parse(&path.display().to_string(), &text, experts)
 }
 

@@ -37,8 +37,8 @@ pub fn trace(request: &Request) -> Result<Trace> {
         return Ok(trace);
     }
     // The weights belong to the seed alone, so that steps differ by their tokens.
-    let weights = weights(request, &mut ChaCha8Rng::seed_from_u64(request.seed))?;
-    fill(weights, limit, request.topk, &mut trace.choices, &mut rng);
+    let sampler = sampler(request, &mut ChaCha8Rng::seed_from_u64(request.seed))?;
+    fill(&sampler, limit, request.topk, &mut trace.choices, &mut rng);
     Ok(trace)
 }
 
@@ -51,14 +51,25 @@ fn tokens(request: &Request) -> Vec<u64> {
     }
 }
 
-fn fill(weights: Vec<f64>, limit: Option<GroupLimit>, topk: u32, choices: &mut [u32], rng: &mut ChaCha8Rng) {
-    let sampler = Sampler::new(weights);
+fn fill(sampler: &Sampler, limit: Option<GroupLimit>, topk: u32, choices: &mut [u32], rng: &mut ChaCha8Rng) {
     for row in choices.chunks_mut(topk as usize) {
         match limit {
             None => sampler.draw(rng, row),
             Some(_) => row.copy_from_slice(&choose(&sampler.keys(rng), &[], topk as usize, limit).0),
         }
     }
+}
+
+/// Draws experts by how much each is wanted. What differs by powers goes by logarithms: as such no weight is too small for a number.
+fn sampler(request: &Request, rng: &mut ChaCha8Rng) -> Result<Sampler> {
+    let n = request.experts as usize;
+    let logs: Vec<f64> = match request.routing {
+        Routing::Zipf(s) => shuffled((1..=n).map(|rank| -s * (rank as f64).ln()).collect(), rng),
+        Routing::Dirichlet(a) => (0..n).map(|_| ln_gamma(a, rng)).collect(),
+        _ => return Ok(Sampler::new(weights(request, rng)?)),
+    };
+    // A power that is beyond all numbers leaves the least one.
+    Ok(Sampler::of_logs(logs.into_iter().map(|log| log.max(f64::MIN)).collect()))
 }
 
 /// How much each expert is wanted.
@@ -75,8 +86,6 @@ fn weights(request: &Request, rng: &mut ChaCha8Rng) -> Result<Vec<f64>> {
             let hot = rand::seq::index::sample(rng, n, hot as usize).iter().map(|e| e as u32).collect();
             hot_weights(experts, hot, share)
         }
-        Routing::Zipf(s) => shuffled((1..=n).map(|rank| (rank as f64).powf(-s)).collect(), rng),
-        Routing::Dirichlet(a) => (0..n).map(|_| gamma(a, rng).max(f64::MIN_POSITIVE)).collect(),
         Routing::Lognormal(target) => lognormal(request, target, rng)?,
         Routing::HotRank(share) => hot_weights(experts, of_rank(0), share),
         Routing::SpreadHot(share) => hot_weights(experts, (0..request.ranks).map(|rank| rank * local).collect(), share),
@@ -115,11 +124,11 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
     (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// A gamma variate of shape `a` (Marsaglia and Tsang).
-fn gamma(a: f64, rng: &mut ChaCha8Rng) -> f64 {
+/// The logarithm of a gamma variate of shape `a` (Marsaglia and Tsang).
+fn ln_gamma(a: f64, rng: &mut ChaCha8Rng) -> f64 {
     if a < 1.0 {
         let u: f64 = rng.random();
-        return gamma(a + 1.0, rng) * u.powf(1.0 / a);
+        return ln_gamma(a + 1.0, rng) + u.ln() / a;
     }
     let d = a - 1.0 / 3.0;
     let c = 1.0 / (9.0 * d).sqrt();
@@ -128,7 +137,7 @@ fn gamma(a: f64, rng: &mut ChaCha8Rng) -> f64 {
         let v = (1.0 + c * x).powi(3);
         let u: f64 = rng.random();
         if v > 0.0 && u.ln() < 0.5 * x * x + d - d * v + d * v.ln() {
-            return d * v;
+            return (d * v).ln();
         }
     }
 }
@@ -143,7 +152,7 @@ fn lognormal(request: &Request, target: f64, rng: &mut ChaCha8Rng) -> Result<Vec
     let reached = |sigma: f64| {
         let mut choices = vec![DROPPED; TRIAL as usize * request.topk as usize];
         let mut rng = ChaCha8Rng::seed_from_u64(request.seed.wrapping_add(1));
-        fill(weights(sigma), None, request.topk, &mut choices, &mut rng);
+        fill(&Sampler::new(weights(sigma)), None, request.topk, &mut choices, &mut rng);
         let counts = Counts::Listed { tokens: [vec![TRIAL], vec![0; request.ranks as usize - 1]].concat(), choices };
         let route = Route::new([request.ranks, request.ranks], request.experts, request.topk, counts)?;
         let rows: Vec<f64> = (0..request.ranks).map(|r| route.expanded_rows(r)).collect();

@@ -9,7 +9,8 @@ use rand_chacha::ChaCha8Rng;
 
 /// Draws in proportion to weights in constant time (Walker's alias method).
 pub struct Sampler {
-    weights: Vec<f64>,
+    /// Logarithms of the weights.
+    logs: Vec<f64>,
     /// Of each expert: below which of 2^32 numbers its cell is its own, and whose the rest is.
     cells: Vec<(u64, u32)>,
     possible: usize,
@@ -25,6 +26,18 @@ const PATIENCE: u32 = 64;
 impl Sampler {
     /// Weights are not negative; those of 0 are never drawn.
     pub fn new(weights: Vec<f64>) -> Sampler {
+        let logs = weights.iter().map(|w| w.ln()).collect();
+        Sampler::with(weights, logs)
+    }
+
+    /// By logarithms of weights, one of which may be beyond all multiples of another: those that are too small beside the largest
+    /// are drawn by noise alone, once there is nothing else.
+    pub fn of_logs(logs: Vec<f64>) -> Sampler {
+        let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Sampler::with(logs.iter().map(|log| (log - most).exp()).collect(), logs)
+    }
+
+    fn with(weights: Vec<f64>, logs: Vec<f64>) -> Sampler {
         let sum: f64 = weights.iter().sum();
         let n = weights.len();
         let mut part: Vec<f64> = weights.iter().map(|w| w / sum * n as f64).collect();
@@ -41,9 +54,9 @@ impl Sampler {
         small.into_iter().chain(large).for_each(|i| cells[i] = (OWN, i as u32));
         // Never drawn, not even by the one number that rounding leaves.
         cells.iter_mut().zip(&weights).filter(|(_, w)| **w <= 0.0).for_each(|(cell, _)| cell.0 = 0);
-        let possible = weights.iter().filter(|w| **w > 0.0).count();
-        let alike = weights.iter().all(|w| *w == weights[0] && *w > 0.0);
-        Sampler { weights, cells, possible, alike }
+        let possible = logs.iter().filter(|log| **log > f64::NEG_INFINITY).count();
+        let alike = logs.iter().all(|log| *log == logs[0] && *log > f64::NEG_INFINITY);
+        Sampler { logs, cells, possible, alike }
     }
 
     fn one(&self, rng: &mut ChaCha8Rng) -> u32 {
@@ -83,9 +96,9 @@ impl Sampler {
     /// Scores of one token, whose order is that of log w + Gumbel: where all weights are alike, any noise will do.
     pub fn keys(&self, rng: &mut ChaCha8Rng) -> Vec<f64> {
         if self.alike {
-            return self.weights.iter().map(|_| f64::from(rng.random::<u32>())).collect();
+            return self.logs.iter().map(|_| f64::from(rng.random::<u32>())).collect();
         }
-        let mut key = |w: &f64| w.ln() - (-rng.random::<f64>().max(f64::MIN_POSITIVE).ln()).ln();
-        self.weights.iter().map(&mut key).collect()
+        let mut key = |log: &f64| log - (-rng.random::<f64>().max(f64::MIN_POSITIVE).ln()).ln();
+        self.logs.iter().map(&mut key).collect()
     }
 }

@@ -25,7 +25,7 @@ fn spread_of(request: &Request) -> f64 {
 #[test]
 fn every_generator_gives_each_token_its_experts() {
     let words = "uniform khot:32:0.9 zipf:1.0 dirichlet:1 lognormal:1.5 ratio:1.5 hot-rank:0.5 spread-hot:0.5 ragged \
-                 zero-rank spread round-robin rotating:0.5 burst:0.9 w1";
+                 zero-rank spread round-robin rotating:0.5 burst:0.9 w1 zipf:1000 zipf:1e308 dirichlet:1e-5 dirichlet:5e-324";
     for word in words.split_whitespace() {
         let mut request = request(word, 16);
         request.tokens = 200;
@@ -50,6 +50,21 @@ fn imbalance_is_what_it_is_known_to_be() {
     assert!(spread_of(&request("zipf:1.0", 64)) > 4.0);
     assert!((spread_of(&request("lognormal:1.5", 32)) - 1.5).abs() < 0.1);
     assert!((spread_of(&request("ratio:1.75", 32)) - 1.75).abs() < 1e-3);
+}
+
+/// Powers that no number has: the eight most wanted experts get all there is, as they nearly do before.
+#[test]
+fn the_steepest_of_weights_are_as_uneven_as_steep_ones() {
+    for (steep, steeper) in [
+        ("zipf:100", ["zipf:1000", "zipf:1e9", "zipf:1e300"]),
+        ("dirichlet:1e-4", ["dirichlet:1e-5", "dirichlet:1e-9", "dirichlet:1e-300"]),
+    ] {
+        let known = spread_of(&request(steep, 32));
+        for word in steeper {
+            let got = spread_of(&request(word, 32));
+            assert!((got / known - 1.0).abs() < 0.01, "{word}: {got}, not about {known}");
+        }
+    }
 }
 
 #[test]

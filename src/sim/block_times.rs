@@ -6,7 +6,7 @@
 
 use super::script;
 use crate::act::{Machine, picoseconds};
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::fold;
 use crate::plan::Plan;
 use crate::units::Seconds;
@@ -45,7 +45,7 @@ impl BlockTimes {
     /// or names a block twice.
     pub fn load(path: &Path) -> Result<BlockTimes> {
         let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         let times: BlockTimes = json::parse(&file, &text)?;
         let mut seen = FxHashSet::default();
         for (at, BlockTime { block, time_s, .. }) in times.blocks.iter().enumerate() {

@@ -4,7 +4,7 @@
 
 use super::pace::{Pace, Spell};
 use crate::act::picoseconds;
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -100,7 +100,7 @@ impl Faults {
     /// The faults of a JSON file. Errors: it cannot be read, or has a watchdog's time or a fault that cannot be.
     pub fn load(path: &Path) -> Result<Faults> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         let faults: Faults = json::parse(&name, &text)?;
         if let Some(why) = faults.watchdog_s.and_then(|s| not(s > 0.0 && s.is_finite(), || format!("{s}"))) {
             return Err(Error::spec(

@@ -3,7 +3,7 @@
 use super::{
     Found, Sourced, check_latency, check_positive, check_rate, check_spread, find, is_path, meant, read, shipped,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -326,7 +326,7 @@ impl ClusterSpec {
 
     pub fn load(path: impl AsRef<Path>) -> Result<ClusterSpec> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         ClusterSpec::from_found(&Found { kind: "cluster", file: path.display().to_string(), text })
     }
 

@@ -1,7 +1,7 @@
 //! A library that exchanges rows between experts' ranks: what its kernels reach on links they do not own.
 
 use super::{Found, Sourced, check_positive, check_ratio, find, read};
-use crate::error::{Error, Result};
+use crate::error::{Result, text};
 use crate::units::{BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ impl ExchangeSpec {
 
     pub fn load(path: impl AsRef<Path>) -> Result<ExchangeSpec> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         ExchangeSpec::from_found(&Found { kind: "exchange", file: path.display().to_string(), text })
     }
 

@@ -1,7 +1,7 @@
 //! A device: what it can do at best, and how much of that kernels reach.
 
 use super::{Found, Sourced, check_positive, check_ratio, check_spread, find, read};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::units::{Bytes, BytesPerSec, FlopsPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -231,7 +231,7 @@ impl GpuSpec {
 
     pub fn load(path: impl AsRef<Path>) -> Result<GpuSpec> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         GpuSpec::from_found(&Found { kind: "gpu", file: path.display().to_string(), text })
     }
 

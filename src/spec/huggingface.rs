@@ -97,7 +97,7 @@ pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
     windows::read(config, &mut spec)?;
     notes::add(&whole, config, &mut spec);
     spec.uncomputed = values::uncomputed(config);
-    rope::read(config, &mut spec);
+    rope::read(config, &mut spec)?;
     Ok(spec)
 }
 

@@ -51,7 +51,7 @@ pub use storage::StorageSpec;
 pub use throttle::Throttle;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use read::read;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -123,10 +123,7 @@ pub fn find(kind: &'static str, name: &str) -> Result<Found> {
         return Err(Error::spec(name, kind, why));
     }
     if path.is_file() || folder || is_path(name) {
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        // Editors of Windows begin a file with a mark that JSON does not have.
-        let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
-        return Ok(Found { kind, file: path.display().to_string(), text });
+        return Ok(Found { kind, file: path.display().to_string(), text: text::spec(&path)? });
     }
     let known: Vec<_> = shipped(kind).collect();
     let meant = meant(name, &known);

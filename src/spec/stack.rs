@@ -2,7 +2,7 @@
 
 use super::gpu::Maker;
 use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, check_ratio, find, read};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -125,15 +125,15 @@ impl StackSpec {
 
     /// The same for a GPU.
     ///
-    /// Errors: kernels of communication that take more thread blocks than the GPU has SMs. Cores of NPUs, TPUs and CPUs are none,
-    /// and are not counted.
+    /// Errors: kernels of communication that take more thread blocks than the GPU has SMs, or none. Cores of NPUs, TPUs and CPUs are
+    /// none, and are not counted; their DMA engines may move the bytes.
     pub fn find_for(name: &str, gpu: &GpuSpec) -> Result<StackSpec> {
         let found = find("stack", name)?;
         let spec = StackSpec::from_found(&found)?;
         let all = gpu.sms.value;
         let counted = matches!(gpu.architecture.maker(), Maker::Nvidia | Maker::Amd);
         for (field, ctas) in [("collective_ctas", &spec.collective_ctas), ("p2p_ctas", &spec.p2p_ctas)] {
-            if counted && ctas.value > all {
+            if counted && !(1..=all).contains(&ctas.value) {
                 let why = format!("{}: {} has {all} SMs; use 1 to {all}", ctas.value, gpu.name);
                 return Err(Error::spec(&found.file, field, why));
             }
@@ -143,7 +143,7 @@ impl StackSpec {
 
     pub fn load(path: impl AsRef<Path>) -> Result<StackSpec> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = text::spec(path)?;
         StackSpec::from_found(&Found { kind: "stack", file: path.display().to_string(), text })
     }
 

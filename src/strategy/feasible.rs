@@ -48,6 +48,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     }
     documents(&work.documents, par)?;
     batch(work, par)?;
+    pieces(work, par)?;
     pipeline(model, work, par)
 }
 
@@ -121,6 +122,20 @@ fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         Some((_, what)) => {
             let why = format!("mlp-chunks is for networks behind attention; {} has {what}", model.name);
             Err(Cause::Options.infeasible(why + "; leave it out"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses more pieces of a network or a loss than a rank has tokens.
+fn pieces(work: &Workload, par: &Parallelism) -> Result<()> {
+    let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
+    let of = [("loss-chunks", par.options.loss_chunks), ("mlp-chunks", par.options.mlp_chunks)];
+    match of.into_iter().find(|(_, pieces)| u64::from(*pieces) > tokens) {
+        Some((word, pieces)) => {
+            let tokens_of = if tokens == 1 { "token" } else { "tokens" };
+            let why = format!("cuts the {tokens} {tokens_of} of a rank in {pieces} pieces; use {tokens} or fewer");
+            Err(Error::option(word, why))
         }
         None => Ok(()),
     }

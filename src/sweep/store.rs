@@ -1,7 +1,7 @@
 //! The folder of a study: study.json says what was asked, rows.csv what was found.
 
 use super::Point;
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::report::Row;
 use serde::Serialize;
 use serde_json::Value;
@@ -134,7 +134,7 @@ fn shortened(text: &str) -> String {
 
 /// An error unless the folder's study is the one asked for. Names every field that differs.
 fn same_study(path: &Path, asked: &Value) -> Result<()> {
-    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = text::spec(path)?;
     let name = path.display();
     let there: Value = json::parse(&name, &text)?;
     let (Some(old), Some(new)) = (there.as_object(), asked.as_object()) else {

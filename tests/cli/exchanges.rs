@@ -146,6 +146,13 @@ fn an_exchange_that_makes_no_sense_is_refused() {
     fs::write(dir.path().join("twice.csv"), "source,experts\n0,3 3\n").unwrap();
     for (flags, why) in [
         ("--hidden 0", "rows without columns"),
+        ("--hidden 18446744073709551615", "--hidden: 18446744073709551615 is wider than any model"),
+        ("--hidden 9223372036854775808", "use 1048576 or fewer"),
+        ("--tokens 0", "--tokens: 0 a rank are not exchanged; use 1 to 4294967295"),
+        ("--tokens 18446744073709551615", "--tokens: 18446744073709551615 a rank are not exchanged"),
+        ("--tokens 4294967295 --hidden 1048576 --dispatch deepep-v2", "for a rank to make room for; use fewer tokens"),
+        ("--node-limit 4294967295", "--node-limit: 4294967295 of 4 nodes; use 1 to 4"),
+        ("--ep 8 --node-limit 2", "--node-limit: 2 of 1 nodes"),
         ("--hook", "use --dispatch deepep-v1-ll"),
         ("--dispatch nccl --sms 24", "takes no number of SMs"),
         ("--dispatch deepep-v1-ll --sms 24 --tokens 128", "takes no number of SMs"),

@@ -65,6 +65,9 @@ fn machines_that_cannot_be_are_refused() {
             let (code, _, err) = said(dir.path(), &format!("{command} --stack ./mine.json"));
             assert!(code == 2 && err.contains(&why), "{command}: {code}, {err}");
         }
+        edited("stack", "nccl-fa3", &format!("/{field}/value"), 0.into());
+        let (code, _, err) = said(dir.path(), "estimate --gpus 8 --tp 8 --stack ./mine.json");
+        assert!(code == 2 && err.contains(&format!("mine.json: {field}: 0")), "{code}, {err}");
         edited("stack", "nccl-fa3", &format!("/{field}/value"), 132.into());
         succeeds(dir.path(), "collective --stack ./mine.json --bytes 1m");
     }

@@ -2,9 +2,11 @@
 //! `UPDATE_GOLDEN=1 cargo test --test cli` rewrites them; a difference is a change of what others script against.
 
 mod calibration;
+mod checkpoints;
 mod choices;
 mod estimates;
 mod exchanges;
+mod files;
 mod help;
 mod machines;
 mod plans;

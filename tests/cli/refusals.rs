@@ -210,3 +210,19 @@ fn a_step_of_more_than_twenty_hours_is_refused() {
     }
     succeeds(dir.path(), &format!("estimate {way} --global-batch 64"));
 }
+
+/// A piece of a network or a loss has a token at least, of those that a rank has.
+#[test]
+fn more_pieces_than_tokens_are_refused() {
+    let dir = folder();
+    let line =
+        "estimate --model tiny --cluster local-cpu --seq-len 64 --micro-batch 2 --ulysses 2 --global-batch 2 --options";
+    for word in ["loss-chunks", "mlp-chunks"] {
+        succeeds(dir.path(), &format!("{line} {word}-64"));
+        for pieces in [65, u32::MAX] {
+            let (code, out, err) = said(dir.path(), &format!("{line} {word}-{pieces}"));
+            let why = format!("{word} cuts the 64 tokens of a rank in {pieces} pieces; use 64 or fewer");
+            assert!(code == 2 && format!("{out}{err}").contains(&why), "{code}: {out}{err}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use crate::calibrate::links::{Fit, fit};
 use crate::cli::cluster::group;
 use crate::cli::{Answer, write_file};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, text};
 use crate::import::nccl_tests::{Log, kind_of, parse};
 use crate::spec::ClusterSpec;
 use clap::Args;
@@ -72,7 +72,7 @@ pub fn run(flags: &Flags, out: Option<&Path>) -> Result<Answer> {
     let mut cluster = ClusterSpec::find(&flags.cluster)?;
     let mut fits = Vec::new();
     for file in &flags.from_nccl_tests {
-        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
+        let text = text::data(file)?;
         let name = file.display().to_string();
         let log = parse(&name, &text)?;
         fits.push(flags.fit(file, &name, &log, &mut cluster)?);

@@ -1,6 +1,7 @@
 //! Documents that sequences are packed with.
 
 use super::value::count;
+use crate::error::text;
 use crate::spec::Documents;
 use clap::Args;
 
@@ -15,7 +16,7 @@ pub struct Packing {
 pub fn documents(text: &str) -> std::result::Result<Documents, String> {
     let wrong = |why: String| format!("{why}; write lengths as in 4096,8K or 8x4K, or the path of a file of them");
     let is_list = text.starts_with(|c: char| c.is_ascii_digit());
-    let read = || std::fs::read_to_string(text).map_err(|e| wrong(format!("{text}: {e}")));
+    let read = || text::spec(text).map_err(|e| wrong(e.to_string()));
     let text = if is_list { text.to_string() } else { read()? };
     let mut lengths: Vec<u64> = vec![];
     for word in text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty()) {

@@ -92,7 +92,7 @@ pub struct From {
     /// Tokens of a mixture visit other experts than they did there: routes are drawn for a layout.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub other_routes: bool,
-    /// The index is of before models were kept in it: names and shapes fit, and of heads and positions nobody knows.
+    /// The plan of the run that saved did not say its model: names and shapes fit, and of heads and positions nobody knows.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub model_unknown: bool,
     /// The optimizer's constants of the run that saved, where flags say others.
@@ -146,6 +146,11 @@ impl Told {
 impl Kept {
     fn is_saved(&self, step: u64) -> bool {
         step == self.last || step.is_multiple_of(self.every)
+    }
+
+    /// What was not loaded, though it is newer.
+    pub fn note(&self) -> Option<String> {
+        self.loader.as_ref().and_then(|loader| loader.note.clone())
     }
 
     /// Steps that a table of the run that is gone on with has; none of a run that begins.

@@ -44,7 +44,8 @@ impl Live {
 
     pub fn step(&mut self, step: &Step) -> Result<()> {
         if self.prints {
-            self.bar.suspend(|| to_stdout(&line(step)));
+            // What comes behind the steps cannot be printed either, and that is said then.
+            let _ = self.bar.suspend(|| to_stdout(&line(step)));
         }
         self.bar.inc(1);
         let most = |all: &[u64]| all.iter().copied().max().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Reads the weights of a plan from safetensors: one file, or several that an index lists.
 
 use super::names::{Family, Piece, ROUTER_BIAS, bare, transpose};
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::plan::{Param, Plan};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -61,7 +61,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
 
 /// The files that an index names, each once.
 fn listed(dir: &Path, index: &Path) -> Result<Vec<PathBuf>> {
-    let text = std::fs::read_to_string(index).map_err(Error::io(index))?;
+    let text = text::spec(index)?;
     let json: Value = json::parse(index.display(), &text)?;
     let map = json.get("weight_map").and_then(Value::as_object);
     let wrong = |field: &str, why: &str| Error::spec(index.display(), field, why);

@@ -1,6 +1,6 @@
 //! Token ids from a JSON list, cut into the sequences of a run.
 
-use crate::error::{Error, Result, json};
+use crate::error::{Error, Result, json, text};
 use crate::plan::Plan;
 use serde_json::Value;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub fn read(path: &Path, plan: &Plan, seen: u64, steps: u64) -> Result<Vec<Vec<u
     let inputs = plan.inputs()?;
     let (length, count) = (inputs.segs.seq as usize + 1, (seen + plan.about.global_batch * steps) as usize);
     let file = path.display();
-    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = text::data(path)?;
     let json: Value = json::parse(&file, &text)?;
     let list =
         json.as_array().ok_or_else(|| Error::spec(&file, "contents", "not a JSON list of token ids, as [5, 17, 2]"))?;

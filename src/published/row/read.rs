@@ -16,7 +16,7 @@ use std::path::Path;
 /// Errors: a file of which nothing can be told, or of whose rows none states anything measured.
 pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let text = error::text::spec(path)?;
     let file = path.display().to_string();
     let cases = parse(&file, &text)?;
     if cases.iter().any(|case| case.facts.measure()) {

@@ -3,7 +3,7 @@
 
 use super::Config;
 use super::notes::says;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::spec::rope::{RopeScaling, yarn_mscale};
 use crate::spec::{LlmSpec, Positions};
 use serde_json::Value;
@@ -35,17 +35,24 @@ const KINDS: &[(&str, &[&str])] = &[
     ("longrope", &["short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"]),
 ];
 
-/// Adds to a model how its config scales the frequencies; what of it is not computed is said among what is not.
-pub fn read(config: &Config, spec: &mut LlmSpec) {
-    let Some(stated) = Stated::of(config).filter(|_| spec.positions == Positions::Rope) else { return };
-    match stated.scaling(spec) {
+/// Adds to a model how its config scales the frequencies; a kind that is not computed is said among what is not. Errors: a number
+/// of a kind that is, which no model can have.
+pub fn read(config: &Config, spec: &mut LlmSpec) -> Result<()> {
+    let Some(stated) = Stated::of(config).filter(|_| spec.positions == Positions::Rope) else { return Ok(()) };
+    if !stated.object.is_object() {
+        let why =
+            format!("{} is no object; write {{\"rope_type\": \"linear\", \"factor\": 2.0}}, or null", stated.object);
+        return Err(config.wrong(stated.field, why));
+    }
+    match stated.kind() {
         Ok(None) => {}
-        Ok(scaling) => (spec.rope_scaled, spec.rope_scaling) = (true, scaling),
+        Ok(Some(kind)) => (spec.rope_scaled, spec.rope_scaling) = (true, Some(stated.of_kind(kind, spec)?)),
         Err(what) => {
             spec.rope_scaled = true;
             spec.uncomputed.push(what);
         }
     }
+    Ok(())
 }
 
 impl Config<'_> {
@@ -76,8 +83,9 @@ struct Stated<'a> {
     object: &'a Value,
 }
 
-/// What is wrong with it.
-type Read<T> = std::result::Result<T, String>;
+/// Factors are from 1 to this, as those that divide frequencies are at least its inverse: beyond it frequencies or scores end as no
+/// numbers, and no model is near.
+const MOST: f64 = 1e6;
 
 impl<'a> Stated<'a> {
     fn of(config: &'a Config<'a>) -> Option<Stated<'a>> {
@@ -86,7 +94,8 @@ impl<'a> Stated<'a> {
         Some(Stated { config, field, object })
     }
 
-    fn scaling(&self, spec: &LlmSpec) -> Read<Option<RopeScaling>> {
+    /// Which of [`KINDS`], if any. Errors: what is stated in place of one.
+    fn kind(&self) -> std::result::Result<Option<&'a str>, String> {
         let field = self.field;
         let kind = ["rope_type", "type"].iter().find_map(|name| self.value(name));
         let Some(kind) = kind.map_or(Some("default"), Value::as_str) else {
@@ -111,30 +120,31 @@ impl<'a> Stated<'a> {
         if let Some((name, value)) = all.into_iter().find(|(name, value)| says(value) && !known(name)) {
             return Err(format!("{field}.{name} {value} beside its type {kind}"));
         }
-        self.of_kind(kind, spec).map(Some)
+        Ok(Some(kind))
     }
 
-    fn of_kind(&self, kind: &str, spec: &LlmSpec) -> Read<RopeScaling> {
+    fn of_kind(&self, kind: &str, spec: &LlmSpec) -> Result<RopeScaling> {
         match kind {
-            "linear" => Ok(RopeScaling::Linear { factor: self.needed("factor")? }),
-            "dynamic" => Ok(RopeScaling::Dynamic { factor: self.needed("factor")?, original: self.most()? }),
+            "linear" => Ok(RopeScaling::Linear { factor: self.needed("factor", 1.0)? }),
+            "dynamic" => Ok(RopeScaling::Dynamic { factor: self.needed("factor", 1.0)?, original: self.most()? }),
             "llama3" => self.llama3(),
             "yarn" => self.yarn(),
             _ => self.longrope(spec),
         }
     }
 
-    fn llama3(&self) -> Read<RopeScaling> {
-        let [low, high] = [self.needed("low_freq_factor")?, self.needed("high_freq_factor")?];
+    fn llama3(&self) -> Result<RopeScaling> {
+        let [low, high] = [self.needed("low_freq_factor", 0.0)?, self.needed("high_freq_factor", 0.0)?];
         if high <= low {
-            return Err(format!("{}.high_freq_factor {high}, which is not above low_freq_factor {low},", self.field));
+            let why = format!("{high} is not above low_freq_factor {low}");
+            return Err(self.wrong("high_freq_factor", why));
         }
-        Ok(RopeScaling::Llama3 { factor: self.needed("factor")?, low, high, original: self.original()? })
+        Ok(RopeScaling::Llama3 { factor: self.needed("factor", 1.0)?, low, high, original: self.original()? })
     }
 
-    fn yarn(&self) -> Read<RopeScaling> {
+    fn yarn(&self) -> Result<RopeScaling> {
         let (original, factor) = (self.original()?, self.factor()?);
-        let [mscale, all] = ["mscale", "mscale_all_dim"].map(|name| self.number(name));
+        let [mscale, all] = ["mscale", "mscale_all_dim"].map(|name| self.number(name, 0.0));
         let (mscale, all) = (mscale?.unwrap_or(0.0), all?.unwrap_or(0.0));
         let both = mscale != 0.0 && all != 0.0;
         let own = match both {
@@ -143,35 +153,44 @@ impl<'a> Stated<'a> {
         };
         let truncate = match self.value("truncate") {
             None => true,
-            Some(value) => value.as_bool().ok_or_else(|| self.wrong("truncate", value, "true or false"))?,
+            Some(value) => {
+                value.as_bool().ok_or_else(|| self.wrong("truncate", format!("{value} is not true or false")))?
+            }
         };
-        let or = |found: Option<f64>, default: f64| found.filter(|beta| *beta != 0.0).unwrap_or(default);
+        let beta =
+            |name, default| -> Result<f64> { Ok(self.number(name, 0.0)?.filter(|b| *b != 0.0).unwrap_or(default)) };
+        let [beta_fast, beta_slow] = [beta("beta_fast", 32.0)?, beta("beta_slow", 1.0)?];
+        if beta_fast < beta_slow {
+            return Err(self.wrong("beta_fast", format!("{beta_fast} is below beta_slow {beta_slow}")));
+        }
         Ok(RopeScaling::Yarn {
             factor,
-            beta_fast: or(self.number("beta_fast")?, 32.0),
-            beta_slow: or(self.number("beta_slow")?, 1.0),
+            beta_fast,
+            beta_slow,
             original,
             truncate,
-            attention_factor: self.number("attention_factor")?.unwrap_or(own),
+            attention_factor: self.number("attention_factor", 0.0)?.unwrap_or(own),
             mscale_all_dim: all,
         })
     }
 
-    fn longrope(&self, spec: &LlmSpec) -> Read<RopeScaling> {
+    fn longrope(&self, spec: &LlmSpec) -> Result<RopeScaling> {
         let (original, factor, pairs) = (self.original()?, self.factor()?, spec.turned_dims() / 2);
         let own = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
-        let list = |name: &str| -> Read<Vec<f64>> {
+        let list = |name: &str| -> Result<Vec<f64>> {
             let all = self.value(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-            let numbers: Vec<f64> = all.iter().filter_map(Value::as_f64).filter(|by| *by > 0.0).collect();
+            let divides = |by: &f64| (1.0 / MOST..=MOST).contains(by);
+            let numbers: Vec<f64> = all.iter().filter_map(Value::as_f64).filter(divides).collect();
             match numbers.len() as u64 == pairs && numbers.len() == all.len() {
                 true => Ok(numbers),
                 false => {
-                    Err(format!("{}.{name} that is not a number above zero for each of {pairs} pairs", self.field))
+                    let why = format!("not a number from {:e} to {MOST} for each of {pairs} pairs", 1.0 / MOST);
+                    Err(self.wrong(name, why))
                 }
             }
         };
         let (short, long) = (list("short_factor")?, list("long_factor")?);
-        let attention_factor = self.number("attention_factor")?.unwrap_or(own);
+        let attention_factor = self.number("attention_factor", 0.0)?.unwrap_or(own);
         Ok(RopeScaling::LongRope { short, long, original, attention_factor })
     }
 
@@ -179,43 +198,49 @@ impl<'a> Stated<'a> {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
-    fn wrong(&self, name: &str, value: &Value, wanted: &str) -> String {
-        format!("{}.{name} {value}, which is not {wanted},", self.field)
+    fn wrong(&self, name: &str, why: impl std::fmt::Display) -> Error {
+        self.config.wrong(&format!("{}.{name}", self.field), format!("{why}; write what the model was trained with"))
     }
 
-    fn number(&self, name: &str) -> Read<Option<f64>> {
-        let of = |value: &Value| value.as_f64().filter(|n| *n >= 0.0 && n.is_finite());
-        self.value(name).map(|v| of(v).ok_or_else(|| self.wrong(name, v, "a number from zero up"))).transpose()
+    fn number(&self, name: &str, least: f64) -> Result<Option<f64>> {
+        let of = |value: &Value| value.as_f64().filter(|n| (least..=MOST).contains(n));
+        let why = |value| self.wrong(name, format!("{value} is not a number from {least} to {MOST}"));
+        self.value(name).map(|value| of(value).ok_or_else(|| why(value))).transpose()
     }
 
-    fn needed(&self, name: &str) -> Read<f64> {
-        let found = self.number(name)?.filter(|n| *n > 0.0);
-        found.ok_or_else(|| format!("{} without {name}", self.field))
+    /// A number that there has to be, and not 0.
+    fn needed(&self, name: &str, least: f64) -> Result<f64> {
+        match self.number(name, least)? {
+            Some(0.0) => Err(self.wrong(name, "0 is not above zero")),
+            Some(number) => Ok(number),
+            None => Err(self.wrong(name, "missing")),
+        }
     }
 
     /// Longer than the sequences before by that much.
-    fn factor(&self) -> Read<f64> {
-        match self.number("factor")?.filter(|factor| *factor > 0.0) {
+    fn factor(&self) -> Result<f64> {
+        match self.number("factor", 1.0)? {
             Some(factor) => Ok(factor),
             None => Ok(self.most()? as f64 / self.original()? as f64),
         }
     }
 
     /// Tokens of the sequences before: of the config itself before those of the object, and else the most it takes.
-    fn original(&self) -> Read<u64> {
+    fn original(&self) -> Result<u64> {
         const NAME: &str = "original_max_position_embeddings";
         let stated = self.config.value(NAME).or_else(|| self.value(NAME));
         stated.map_or_else(|| self.most(), |value| self.tokens(NAME, value))
     }
 
-    fn most(&self) -> Read<u64> {
+    fn most(&self) -> Result<u64> {
         const NAME: &str = "max_position_embeddings";
-        let stated = self.config.value(NAME);
-        stated.map_or_else(|| Err(format!("{} and no {NAME}", self.field)), |value| self.tokens(NAME, value))
+        let missing = || self.config.wrong(NAME, format!("missing; {} goes by it", self.field));
+        self.config.value(NAME).map_or_else(|| Err(missing()), |value| self.tokens(NAME, value))
     }
 
-    fn tokens(&self, name: &str, value: &Value) -> Read<u64> {
+    fn tokens(&self, name: &str, value: &Value) -> Result<u64> {
         let whole = value.as_f64().filter(|n| *n >= 2.0 && n.fract() == 0.0 && *n < 1e15);
-        whole.map(|n| n as u64).ok_or_else(|| format!("{} and {name} {value}", self.field))
+        let why = || format!("{value} is not a number of tokens from 2, which {} goes by", self.field);
+        whole.map(|n| n as u64).ok_or_else(|| self.config.wrong(name, why()))
     }
 }
