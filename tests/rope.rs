@@ -275,6 +275,10 @@ fn scaling_that_cannot_be_is_refused() {
             "original_max_position_embeddings: -8 is not a number of tokens",
         ),
         (
+            json!({"type": "yarn", "original_max_position_embeddings": 100_000_000}),
+            "rope_scaling.original_max_position_embeddings: 100000000, and max_position_embeddings",
+        ),
+        (
             json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 1.0, 1.0, 1.0]}),
             "rope_scaling.short_factor: not a number from 1e-6 to 1000000 for each of 4 pairs",
         ),

@@ -69,8 +69,12 @@ impl Saver {
     /// Refuses, before a run, to write over what is there.
     pub fn free(&self, steps: impl Iterator<Item = u64>) -> Result<()> {
         let there = steps.map(|step| self.dir.join(folder(step))).find(|path| path.exists());
-        let why = "is there already; give another folder to --save, or go on from it with --load";
-        there.map_or(Ok(()), |path| Err(Error::spec(path.display(), "--save", why)))
+        let Some(path) = there else { return Ok(()) };
+        let why = match path.join(index::FILE).exists() {
+            true => "is there already; give another folder to --save, or go on from it with --load",
+            false => "is there already, and not whole; delete it, or give another folder to --save",
+        };
+        Err(Error::spec(path.display(), "--save", why))
     }
 
     /// Refuses a folder with a checkpoint of a later step than `last`: it would be taken for the newest of this run.

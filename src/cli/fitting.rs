@@ -1,7 +1,7 @@
 //! Where nothing is said of how a model is split, and the default does not fit: the fastest of a few simple ways that do.
 
 use super::progress::bar;
-use crate::error::{Cause, Result};
+use crate::error::{Cause, Error, Result};
 use crate::report::Row;
 use crate::spec::{LlmSpec, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
@@ -51,6 +51,12 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     }
     if odd {
         return Ok(None);
+    }
+    if default.why.cause == Cause::Time {
+        let more = format!(
+            "nothing is said of the split, and of {all} simple ways tried none fits; `foretrain search` tries more"
+        );
+        return Err(Error::Infeasible(default.why.and(more)));
     }
     let note = format!(
         "nothing is said of the split, and of {all} simple ways tried none fits; this is the default, and `foretrain search` \

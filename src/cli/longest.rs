@@ -366,7 +366,7 @@ mod tests {
         ];
         let (table, legend) = (lengths(4, &all), legend(&all));
         let cells: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().skip(3).collect();
-        assert_eq!(cells, ["-", "-", "(a)", "2", "M*"], "{table}");
+        assert_eq!(cells, ["-", "-", "(a)", "2048", "K*"], "{table}");
         let want = "  -   not even 1 K fits; what comes nearest: memory: needs 9 GiB of 8 GiB\n  (a) options: fpdt-16 needs ring 1\n  \
                     *   fits, but has no step: time: a step of more than 20 hours\n";
         assert_eq!(legend, want);

@@ -17,6 +17,8 @@ pub struct Beside {
     pub file: String,
     /// The other configuration, in words.
     pub what: String,
+    /// Why this one does not run, and the other; none of one that does.
+    pub refused: [Option<String>; 2],
     pub unit: Unit,
     /// In `unit`; those that differ most first, and what hardly differs in one.
     pub time: Vec<Pair>,
@@ -139,6 +141,7 @@ impl Beside {
         Beside {
             file,
             what: format!("{} on {} GPUs of {}, stack {}, {}", row.model, row.gpus, row.cluster, row.stack, row.what()),
+            refused: [this, other].map(|read| (!read.row.feasible).then(|| read.row.why.to_string())),
             unit,
             time: summed(&joined(&this.time(), &other.time(), scales)),
             memory: joined(&this.memory(), &other.memory(), [1.0; 2]),
@@ -184,7 +187,11 @@ impl Beside {
             by if by < 1.0005 => "both take the same".to_string(),
             by => format!("{fast} is {:.1} % faster", 100.0 * (by - 1.0)),
         };
-        format!("beside {}: {}\n  {verdict}\n\n{}", self.file, self.what, table.render(""))
+        let which = ["this one", "the other"].into_iter().zip(&self.refused);
+        let refused: String = which
+            .filter_map(|(which, why)| why.as_ref().map(|why| format!("\n  {which} does not run: {why}")))
+            .collect();
+        format!("beside {}: {}\n  {verdict}{refused}\n\n{}", self.file, self.what, table.render(""))
     }
 }
 

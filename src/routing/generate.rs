@@ -65,7 +65,8 @@ fn sampler(request: &Request, rng: &mut ChaCha8Rng) -> Result<Sampler> {
     let n = request.experts as usize;
     let logs: Vec<f64> = match request.routing {
         Routing::Zipf(s) => shuffled((1..=n).map(|rank| -s * (rank as f64).ln()).collect(), rng),
-        Routing::Dirichlet(a) => (0..n).map(|_| ln_gamma(a, rng)).collect(),
+        // Below that logarithms are beyond all numbers, and shares have long been those of the limit: one has all, then the next.
+        Routing::Dirichlet(a) => (0..n).map(|_| ln_gamma(a.max(1e-300), rng)).collect(),
         _ => return Ok(Sampler::new(weights(request, rng)?)),
     };
     // A power that is beyond all numbers leaves the least one.

@@ -58,6 +58,8 @@ fn a_newer_step_that_is_not_whole_is_told_of() {
     let step = |name: &str| dir.path().join("ckpt").join(name);
     fs::remove_file(step("step-00000003").join("index.json")).unwrap();
     told(&["step-00000003: not whole", "step-00000002 is taken"]);
+    let (code, _, err) = said(dir.path(), &format!("{RUN} --load ckpt --save ckpt"));
+    assert!(code == 2 && err.contains("step-00000003") && err.contains("not whole; delete it"), "{err}");
     fs::rename(step("step-00000002"), step("step-00000002.unfinished")).unwrap();
     told(&["step-00000002.unfinished, ", "step-00000003: not whole", "step-00000001 is taken"]);
 }

@@ -256,3 +256,36 @@ fn calls_for_experts_and_calls_of_slower_cpus_take_longer() {
     let notes = of("gb200-nvl72", "")["notes"].to_string();
     assert!(notes.contains("takes 250 us an op") && notes.contains("stack megatron-eager-experts"), "{notes}");
 }
+
+/// Parts of either add up to its step, and an answer that is none is told from one.
+#[test]
+fn an_answer_beside_an_earlier_one_says_what_differs() {
+    let dir = folder();
+    let run = "estimate --gpus 16 --seq-len 64K";
+    let first = json(dir.path(), &format!("{run} --ring 8 --out ring.json --json"));
+    let both = json(dir.path(), &format!("{run} --ulysses 8 --beside ring.json --json"));
+    let beside = &both["beside"];
+    assert_eq!(beside["unit"], "step_seconds");
+    let sum = |side: &str, parts: &str| -> f64 {
+        beside[parts].as_array().unwrap().iter().map(|pair| pair[side].as_f64().unwrap()).sum()
+    };
+    for (side, answer) in [("this", &both), ("other", &first)] {
+        let step = answer["step_time_s"].as_f64().unwrap();
+        assert!((sum(side, "time") / step - 1.0).abs() < 1e-6, "{beside}");
+        let reserved = answer["memory"]["reserved"].as_f64().unwrap();
+        let plan = answer["peak_mem_bytes"].as_f64().unwrap();
+        assert!((sum(side, "memory") / (plan + reserved) - 1.0).abs() < 1e-9, "{beside}");
+    }
+    // Half as many tokens on as many GPUs are told by the token.
+    let text = succeeds(dir.path(), "estimate --gpus 16 --seq-len 32K --ulysses 8 --beside ring.json");
+    assert!(text.contains("GPU time of a million tokens") && text.contains("of the other's step"), "{text}");
+    // What does not fit has a time all the same.
+    json_of(dir.path(), &format!("{run} --ring 2 --zero 0 --recompute none --out large.json --json"), 2);
+    let text = succeeds(dir.path(), &format!("{run} --ulysses 8 --beside large.json"));
+    assert!(text.contains("the other does not run: memory"), "{text}");
+    fs::write(dir.path().join("other.json"), "{\"kernels\": []}").unwrap();
+    for (file, part) in [("other.json", "is no answer of estimate"), ("none.json", "none.json")] {
+        let (code, _, err) = said(dir.path(), &format!("{run} --beside {file}"));
+        assert!(code == 2 && err.contains(part), "{file}: {err}");
+    }
+}

@@ -221,7 +221,18 @@ impl<'a> Stated<'a> {
     fn factor(&self) -> Result<f64> {
         match self.number("factor", 1.0)? {
             Some(factor) => Ok(factor),
-            None => Ok(self.most()? as f64 / self.original()? as f64),
+            None => {
+                let (most, original) = (self.most()?, self.original()?);
+                let factor = most as f64 / original as f64;
+                let why = || {
+                    format!("{original}, and max_position_embeddings {most}: {factor} is no factor from 1 to {MOST}")
+                };
+                if (1.0..=MOST).contains(&factor) {
+                    Ok(factor)
+                } else {
+                    Err(self.wrong("original_max_position_embeddings", why()))
+                }
+            }
         }
     }
 

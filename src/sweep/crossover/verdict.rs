@@ -194,7 +194,7 @@ mod tests {
             (winner, cause, why)
         };
         assert_eq!(said(&quick, &waits).1, Difference::Waits);
-        assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB at 20.0 GB/s and"));
+        assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB at 20.00 GB/s and"));
         assert_eq!((said(&slow, &quick).0, said(&slow, &quick).1), (Winner::Ring, Difference::Attention));
         assert_eq!(said(&quick, &side(1.0, 0.5, 0.1)).1, Difference::Copies);
     }
