@@ -261,7 +261,7 @@ fn calls_for_experts_and_calls_of_slower_cpus_take_longer() {
 #[test]
 fn an_answer_beside_an_earlier_one_says_what_differs() {
     let dir = folder();
-    let run = "estimate --gpus 16 --seq-len 64K";
+    let run = "estimate --gpus 16 --seq-len 64K --zero 3";
     let first = json(dir.path(), &format!("{run} --ring 8 --out ring.json --json"));
     let both = json(dir.path(), &format!("{run} --ulysses 8 --beside ring.json --json"));
     let beside = &both["beside"];
@@ -277,10 +277,10 @@ fn an_answer_beside_an_earlier_one_says_what_differs() {
         assert!((sum(side, "memory") / (plan + reserved) - 1.0).abs() < 1e-9, "{beside}");
     }
     // Half as many tokens on as many GPUs are told by the token.
-    let text = succeeds(dir.path(), "estimate --gpus 16 --seq-len 32K --ulysses 8 --beside ring.json");
+    let text = succeeds(dir.path(), "estimate --gpus 16 --seq-len 32K --ulysses 8 --zero 3 --beside ring.json");
     assert!(text.contains("GPU time of a million tokens") && text.contains("of the other's step"), "{text}");
     // What does not fit has a time all the same.
-    json_of(dir.path(), &format!("{run} --ring 2 --zero 0 --recompute none --out large.json --json"), 2);
+    json_of(dir.path(), &format!("{run} --ring 2 --out large.json --json"), 2);
     let text = succeeds(dir.path(), &format!("{run} --ulysses 8 --beside large.json"));
     assert!(text.contains("the other does not run: memory"), "{text}");
     fs::write(dir.path().join("other.json"), "{\"kernels\": []}").unwrap();

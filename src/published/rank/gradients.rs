@@ -37,8 +37,7 @@ const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gp
 /// run, as fine-tuning on one GPU has it.
 pub fn is_pure_bf16(run: &Training) -> bool {
     let text = squeezed(&affirmed(&format!("{}; {}; {}", run.system, run.precision, run.notes)));
-    let says =
-        ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16", "weights,gradientsandmomentsinbf16"];
+    let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
     says.iter().any(|word| text.contains(word))
 }
 
