@@ -43,7 +43,7 @@ pub use mask::{Documents, Mask};
 pub use model::{LlmSpec, MlaSpec, Mlp, Norm, Positions};
 pub use moe::{Gate, GroupScore, Groups, MoeSpec, Score};
 pub use mtp::MtpSpec;
-pub use options::{Capacity, Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};
+pub use options::{Capacity, Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge, WideLoss};
 pub use rope::{Factor, RopeScaling, Turning};
 pub use schedule::Schedule;
 pub use stack::StackSpec;

@@ -7,7 +7,7 @@ mod choices;
 mod stages;
 mod words;
 
-pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge};
+pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge, WideLoss};
 pub use stages::Stages;
 pub use words::{NUMBERED, WORDS, Word};
 
@@ -93,8 +93,7 @@ pub struct Options {
     pub wait_passes: bool,
     /// The gradient of a weight is a product of its own, which another kernel adds to the sum over microbatches.
     pub add_grads: bool,
-    /// Logits are copied to the dtype of sums for the loss, and their gradient is copied back.
-    pub wide_loss: bool,
+    pub wide_loss: WideLoss,
     pub dispatch: Dispatch,
     /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
     pub dispatch_fp8: bool,

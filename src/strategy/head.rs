@@ -9,7 +9,7 @@ use super::tensor::TensorParallel;
 use super::transformer::{Layer, linear, linear_dw, linear_dx, weight_grad};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Group, Kernel, TensorKind, Via};
-use crate::spec::LlmSpec;
+use crate::spec::{LlmSpec, WideLoss};
 
 pub struct Head {
     /// Tokens of a microbatch, or of a chunk of it where it goes chunk by chunk.
@@ -34,7 +34,8 @@ pub struct Head {
     table: Option<Rows>,
     normed: Buf,
     logits: Buf,
-    /// Logits, and their gradients, in the dtype of the loss; `None` where they are not copied for it.
+    /// Logits, and their gradients, which may lie in their place, in the dtype of the loss; `None` where they are not
+    /// copied for it.
     wide: Option<[Buf; 2]>,
     d_normed: Buf,
     /// The gradient of the table; `None` where it is added to the sum at once.
@@ -78,11 +79,13 @@ impl Head {
             (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
-        // A framework's log-softmax does not overwrite what it reads.
-        let wide = layer.wide_loss.then(|| {
-            ["wide_logits", "wide_d_logits"]
-                .map(|name| b.tensor(name, &[rows, cols], shape.acc, TensorKind::Workspace, 1))
-        });
+        let mut wide = |name| b.tensor(name, &[rows, cols], shape.acc, TensorKind::Workspace, 1);
+        let wide = match layer.wide_loss {
+            WideLoss::Never => None,
+            WideLoss::InPlace => Some([wide("wide_logits"); 2]),
+            // A framework's log-softmax does not overwrite what it reads.
+            WideLoss::Copied => Some(["wide_logits", "wide_d_logits"].map(wide)),
+        };
         let parallel = (tp.ranks > 1).then(|| {
             let stats =
                 |b: &mut Builder, name, ranks| b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1);

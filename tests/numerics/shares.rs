@@ -20,6 +20,8 @@ fn sums_and_losses_of_kernels_of_their_own() {
         (1, 2, 2, 1, "add-grads+wide-loss+no-sp", true),
         (1, 2, 2, 2, "add-grads+wide-loss", false),
         (3, 2, 1, 1, "add-grads+wide-loss", true),
+        (0, 2, 1, 1, "wide-loss-in-place", true),
+        (1, 1, 2, 2, "wide-loss-in-place+loss-chunks-3", false),
     ] {
         let par = Parallelism { dp, tp, pp, zero, options: words.parse().unwrap(), ..case().par };
         holds(&Case { layers: 2, microbatches: 3, kv_heads: 2, tie, par, ..case() });

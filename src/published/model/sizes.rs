@@ -3,7 +3,7 @@
 use super::known::{bare, length};
 use super::mixture::{is_dualpipe, is_without_ahead, mixed};
 use crate::published::row::case::{Experts, Training};
-use crate::published::row::words::{affirmed, squeezed, tokens};
+use crate::published::row::words::{affirmed, number_behind, squeezed, tokens};
 use crate::published::software::habits::Habits;
 use crate::published::software::recipe;
 use crate::published::split::USUAL;
@@ -105,7 +105,7 @@ fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) 
 fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
     let seq = run.seq.or_else(|| length(&run.model));
     let mine = LlmSpec {
-        dropout: habits.dropout,
+        dropout: number_behind(&affirmed(&run.notes), "dropout ").unwrap_or(habits.dropout),
         parallel_block: habits.parallel_block,
         window: habits.half_window.then_some(seq.unwrap_or(USUAL) / 2),
         ..LlmSpec::default()

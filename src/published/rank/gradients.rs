@@ -38,7 +38,8 @@ const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gp
 pub fn is_pure_bf16(run: &Training) -> bool {
     let text = squeezed(&affirmed(&format!("{}; {}; {}", run.system, run.precision, run.notes)));
     let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
-    says.iter().any(|word| text.contains(word))
+    let listed = ["weights;gradientsandmomentsinbf16", "parametersandsogradientsandmomentsinbf16"];
+    says.iter().chain(&listed).any(|word| text.contains(word))
 }
 
 /// Whether matrices are stated to be updated by Muon.
@@ -95,6 +96,15 @@ mod tests {
         };
         assert!(of("Megatron-DeepSpeed (BigScience)", 12, 1) && !of("Megatron-DeepSpeed", 12, 0));
         assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1) && !of("GPT-NeoX (DeepSpeed)", 4, 1));
+    }
+
+    #[test]
+    fn nothing_wider_where_it_is_said() {
+        let of = |precision: &str| is_pure_bf16(&Training { precision: precision.into(), ..Training::default() });
+        assert!(of("bf16 (weights, gradients and moments in bf16)") && of("pure bf16"));
+        assert!(of("bf16 (parameters and so gradients and moments in bf16 too: training.dtype)"));
+        // A copy of the weights in fp32 beside these.
+        assert!(!of("bf16 (gradients and moments in bf16)") && !of("bf16"));
     }
 
     #[test]

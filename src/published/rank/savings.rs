@@ -3,7 +3,7 @@
 
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, number_before, number_behind, squeezed, told};
-use crate::spec::LlmSpec;
+use crate::spec::{LlmSpec, WideLoss};
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
 /// chunk is flat from there on).
@@ -20,7 +20,7 @@ pub fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
 }
 
 /// Pieces where nobody says how many: logits and networks are a small part of what is kept of a layer from there on.
-pub const TILED_LOSS: &str = "loss-chunks-16";
+const TILED_LOSS: &str = "loss-chunks-16";
 const TILED_MLP: &str = "mlp-chunks-16";
 /// Said of a run, these and inputs of layers in the host's memory.
 const ALL: &str = "allofalst";
@@ -39,6 +39,12 @@ pub fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
         (says(&["tiledmlp", "tiledlogitsandmlp", ALL]) && behind_attention, TILED_MLP),
     ];
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
+}
+
+/// What becomes of a run's logits: nothing where the loss goes through them piece by piece, or is said to be fused.
+pub fn wide_loss(run: &Training, in_tiles: &[&str], by_habit: WideLoss) -> WideLoss {
+    let is_fused = squeezed(&affirmed(&run.notes)).contains("fusedcrossentropy");
+    if is_fused || in_tiles.contains(&TILED_LOSS) { WideLoss::Never } else { by_habit }
 }
 
 /// Liger's kernel of output matrix and loss has a piece of the logits at a time (arXiv:2410.10989).
@@ -141,6 +147,11 @@ mod tests {
         let in_tiles = |notes: &str| tiled(&Training { notes: notes.into(), ..Training::default() }, &model);
         assert_eq!(in_tiles("tiled logits and loss, tiled MLP"), [TILED_LOSS, TILED_MLP]);
         assert_eq!(in_tiles("tiled logits and loss, no tiled MLP"), [TILED_LOSS]);
+        let loss = |notes: &str, in_tiles: &[&str]| {
+            wide_loss(&Training { notes: notes.into(), ..Training::default() }, in_tiles, WideLoss::InPlace)
+        };
+        assert_eq!(loss("TE fused cross entropy", &[]), WideLoss::Never);
+        assert_eq!((loss("", &[TILED_LOSS]), loss("", &[TILED_MLP])), (WideLoss::Never, WideLoss::InPlace));
         assert!(activations_are_away(&Training {
             notes: "checkpoints of activations offloaded to the CPU".into(),
             ..Training::default()

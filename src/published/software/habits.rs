@@ -6,7 +6,7 @@ use super::sdpa;
 use super::system::{FSDP_SDPA, NEMO, System};
 use crate::published::row::case::Training;
 use crate::published::row::words::{squeezed, tokens};
-use crate::spec::Recompute;
+use crate::spec::{Recompute, WideLoss};
 
 /// A line of the table: the first of whose words is in the name of the system.
 struct Rule {
@@ -35,8 +35,7 @@ pub struct Habits {
     pub tuned_sends: bool,
     /// Products add to the gradients of weights themselves, in place of a kernel behind each.
     pub fused_grads: bool,
-    /// The loss takes logits as they are, in place of a copy in fp32.
-    pub fused_loss: bool,
+    pub wide_loss: WideLoss,
     /// What is recomputed where nothing is said.
     pub recompute: Option<Recompute>,
     /// Selective recomputation is that of every second product (torchtitan's `selective` of operators), which is half
@@ -85,7 +84,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         tp_overlap: false,
         tuned_sends: false,
         fused_grads: false,
-        fused_loss: false,
+        wide_loss: WideLoss::Copied,
         recompute: None,
         halves: false,
         fills_stages: false,
@@ -103,7 +102,7 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
 /// selective recomputation came in May of 2022 (arXiv:2205.05198), the month of FlashAttention.
 /// What passes between stages is scattered (arXiv:2104.04473, section 4.1; DeepSpeed's engine of pipelines does it, too:
 /// `pipe_partitioned` and `grad_partitioned`, github:microsoft/DeepSpeed@0050fda deepspeed/runtime/pipe/engine.py).
-const EARLY: Habits = Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) };
+const EARLY: Habits = in_place(Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) });
 
 /// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
 /// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do"). Its examples of 2023
@@ -122,9 +121,15 @@ const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
 /// The newest FlashAttention of each generation.
 const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
 
-/// Megatron's products add to the gradients of weights since 2022 (`gradient_accumulation_fusion`, with APEX).
+/// Megatron's loss makes logits fp32 and goes on in their place, as is or fused (`VocabParallelCrossEntropy`,
+/// github:NVIDIA/Megatron-LM megatron/core/tensor_parallel/cross_entropy.py, megatron/core/fusions/fused_cross_entropy.py).
+const fn in_place(habits: Habits) -> Habits {
+    Habits { wide_loss: WideLoss::InPlace, ..habits }
+}
+
+/// Its products add to the gradients of weights since 2022 (`gradient_accumulation_fusion`, with APEX).
 const fn fused(habits: Habits) -> Habits {
-    Habits { fused_grads: true, ..habits }
+    in_place(Habits { fused_grads: true, ..habits })
 }
 
 /// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
@@ -132,8 +137,9 @@ const RECIPES: Habits =
     fused(Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) });
 
 /// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
-/// Megatron Core's README has it for its own figures.
-const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, fused_loss: true, ..RECIPES };
+/// Megatron Core's README has it for its own figures. Their loss is Transformer Engine's, which takes logits as they are
+/// (`cross_entropy_fusion_impl`).
+const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, wide_loss: WideLoss::Never, ..RECIPES };
 
 /// Whose communication all goes beside compute, as MegaScale's (arXiv:2402.15627, section 3.2) and its successor's does.
 const IN_CHUNKS: Habits = fused(Habits { tp_overlap: true, ..habits(FLASH, 0.0) });
@@ -175,7 +181,7 @@ const RULES: &[Rule] = &[
     // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
     Rule {
         words: &["primus"],
-        habits: Habits { fused_loss: true, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
+        habits: Habits { wide_loss: WideLoss::Never, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
     },
     Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
     Rule { words: &["megatronlm(commit"], habits: BASELINE },
@@ -198,7 +204,9 @@ const RULES: &[Rule] = &[
     Rule { words: &["megatronllama(over"], habits: fused(Habits { zero: 1, ..habits(FLASH_1, 0.0) }) },
     Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
-    Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    Rule { words: &["yuan2"], habits: in_place(with(NOTHING, habits(FLASH, 0.0))) },
+    // Megatron-LM on its Core, with no recipe: its flags are off unless they are set.
+    Rule { words: &["megatronlm(megatroncore"], habits: RECIPES },
     Rule { words: &[NEMO, "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
     // They follow NeMo's recipes (github:NVIDIA/Megatron-LM examples/llama/README.md, section 4).
     Rule { words: &["megatronlmexamples"], habits: OVERLAPPED },
@@ -324,7 +332,7 @@ impl Habits {
         // A compiled loss does not write logits in fp32.
         let text = &system.text;
         let compiled = text.contains("torch.compile") && !text.contains("notorch.compile") || is_jax(text);
-        let found = Habits { fused_loss: found.fused_loss || compiled, ..found };
+        let found = Habits { wide_loss: if compiled { WideLoss::Never } else { found.wide_loss }, ..found };
         match named(system) {
             Some(kernels) if kernels == UNFUSED => found.unfused(),
             Some(kernels) => Habits { kernels, ..found.with_flash(false) },
@@ -464,9 +472,11 @@ mod tests {
         assert!(!is_eager("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)") && is_eager("PyTorch, tested"));
         assert!(is_eager("Megatron-LM + USP (YunChang)") && !is_eager("Megatron-LM core_v0.6.0 + Transformer Engine"));
         assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
-        assert!(
-            Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss
-        );
+        let loss = |system| Habits::of(system).wide_loss;
+        assert_eq!(loss("torchtitan (FSDP + torch.compile)"), WideLoss::Never);
+        assert_eq!(loss("torchtitan (FSDP)"), WideLoss::Copied);
+        assert_eq!(loss("Megatron-LM (Megatron-Core, TE)"), WideLoss::InPlace);
+        assert_eq!(loss("Megatron-Core MoE, DeepEP"), WideLoss::Never);
         assert!(Habits::of("torchtitan (FSDP + TP + AsyncTP)").tp_overlap && !Habits::of("torchtitan").tp_overlap);
     }
 

@@ -20,7 +20,7 @@ use crate::published::measured::convention::Convention;
 use crate::published::model::known::length;
 use crate::published::model::mixture;
 use crate::published::rank::recompute::{keeps_attention, parts_made_again, recompute, recomputes_experts};
-use crate::published::rank::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
+use crate::published::rank::savings::{self, activations_are_away, optimizer_is_away};
 use crate::published::rank::{gradients, precision};
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_narrow, squeezed};
@@ -28,7 +28,7 @@ use crate::published::software::era::{is_later_gpu, is_later_model};
 use crate::published::software::habits::Habits;
 use crate::published::software::recipe;
 use crate::published::software::system::{NEMO, System};
-use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{LlmSpec, Options, Parallelism, Recompute, WideLoss};
 use options::with_words;
 
 /// A run's degrees and batch.
@@ -253,6 +253,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let ([norms, acts], in_tiles) = (parts_made_again(run), savings::tiled(run, model));
     let all_narrow = gradients::is_pure_bf16(run) && !optimizer_is_away(run);
+    let wide_loss = savings::wide_loss(run, &in_tiles, habits.wide_loss);
     let all = [
         (tp > 1 && !cut, "no-sp"),
         (tp > 1 && cut && habits.tp_overlap && recipe::sends_chunks(run), "tp-overlap"),
@@ -270,7 +271,8 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
-        (!habits.fused_loss && !in_tiles.contains(&TILED_LOSS), "wide-loss"),
+        (wide_loss == WideLoss::Copied, "wide-loss"),
+        (wide_loss == WideLoss::InPlace, "wide-loss-in-place"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (norms, "recompute-norm"),
         (acts, "recompute-act"),

@@ -41,6 +41,18 @@ pub enum RingMerge {
     InKernel,
 }
 
+/// What becomes of logits of 16 bits in the loss, which is taken in the dtype of sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum WideLoss {
+    /// The loss reads them as they are, and writes their gradient over them.
+    #[default]
+    Never,
+    /// They are copied, the gradient is written over the copy, and that is copied back.
+    InPlace,
+    /// The same, with a gradient beside the copy.
+    Copied,
+}
+
 /// What travels in a ring's backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum RingBackward {

@@ -1,6 +1,6 @@
 //! Every word of `--options`.
 
-use super::{Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};
+use super::{Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge, WideLoss};
 
 /// A choice other than the default.
 pub struct Word {
@@ -316,8 +316,14 @@ pub const WORDS: &[Word] = &[
     Word {
         name: "wide-loss",
         about: "logits are made fp32 before the loss, and their gradient is made bf16 again behind it (`logits.float()`)",
-        set: |o| o.wide_loss = true,
-        is_set: |o| o.wide_loss,
+        set: |o| o.wide_loss = WideLoss::Copied,
+        is_set: |o| o.wide_loss == WideLoss::Copied,
+    },
+    Word {
+        name: "wide-loss-in-place",
+        about: "the same, their gradient written over the fp32 logits (Megatron-LM's loss over shares of the vocabulary)",
+        set: |o| o.wide_loss = WideLoss::InPlace,
+        is_set: |o| o.wide_loss == WideLoss::InPlace,
     },
     Word {
         name: "dispatch-allgather",

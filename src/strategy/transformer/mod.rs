@@ -29,7 +29,9 @@ use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
-use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, RopeScaling, Workload};
+use crate::spec::{
+    AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, RopeScaling, WideLoss, Workload,
+};
 use latent::Latent;
 use mamba::{Mamba, Spread};
 use weights::WeightRows;
@@ -84,7 +86,7 @@ pub struct Layer {
     pub experts: Option<Experts>,
     overlap_shared: bool,
     pub add_grads: bool,
-    pub wide_loss: bool,
+    pub wide_loss: WideLoss,
     /// Pieces of a microbatch that the loss goes through; 0: all at once.
     pub loss_chunks: u64,
     /// Pieces of a microbatch that the network goes through, and again in the backward pass; `None`: all at once.
