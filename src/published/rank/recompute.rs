@@ -39,6 +39,11 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
 /// What words of recomputation alone say of it; none where they are not understood.
 fn by_words(words: &str) -> Option<Recompute> {
     let text = &squeezed(words);
+    let first = tokens(words.split([',', ';', '(']).next().unwrap_or_default());
+    let denies = first.first().is_some_and(|word| ["no", "without"].contains(&word.as_str()));
+    if denies || first.iter().any(|word| ["off", "disabled"].contains(&word.as_str())) {
+        return Some(Recompute::None);
+    }
     // Of all but a few activations, and of what goes to the host and comes back, little but products is left to keep.
     let all = ["allbut", "allexcept"].iter().any(|word| text.starts_with(word)) || text.contains("remat");
     let starts = [
@@ -272,7 +277,7 @@ pub fn recomputed_part(run: &Training, layers: u64, pp: u32, vp: u32) -> Option<
     let selective = text.starts_with("selective") && Habits::of_run(run).halves;
     let none = by_words(&run.recompute) == Some(Recompute::None);
     let counted = Counted::of(&run.recompute).filter(|_| !none).map(|counted| counted.part(layers, pp, vp));
-    let halves = selective || HALVES.iter().any(|word| text.contains(word));
+    let halves = !none && (selective || HALVES.iter().any(|word| text.contains(word)));
     counted.or_else(|| nth(&text)).or(halves.then_some(HALF))
 }
 
@@ -381,6 +386,8 @@ mod tests {
             ("activation checkpointing, selective", Some(Recompute::Selective)),
             ("no activation checkpointing", Some(Recompute::None)),
             ("off", Some(Recompute::None)),
+            ("full recomputation off", Some(Recompute::None)),
+            ("no selective recomputation", Some(Recompute::None)),
             ("norm, act", Some(Recompute::None)),
         ] {
             assert_eq!(run(words, ""), found, "{words}");

@@ -3,6 +3,7 @@
 
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, number_before, number_behind, squeezed, told};
+use crate::published::software::system::System;
 use crate::spec::{LlmSpec, WideLoss};
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
@@ -29,7 +30,7 @@ const ALL: &str = "allofalst";
 pub fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
     let text = squeezed(&affirmed(&format!("{}; {}", run.system, run.notes)));
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    let cut = says(&["chunkedloss", "chunkedcrossentropy", "chunkedce"]);
+    let cut = says(&["chunkedloss", "chunkedcrossentropy", "chunkedce", "linearcrossentropy", "cutcrossentropy"]);
     let behind_attention = model.moe.is_none() && model.pattern.is_empty() && !model.parallel_block;
     let all = [
         (
@@ -47,22 +48,26 @@ pub fn wide_loss(run: &Training, in_tiles: &[&str], by_habit: WideLoss) -> WideL
     if is_fused || in_tiles.contains(&TILED_LOSS) { WideLoss::Never } else { by_habit }
 }
 
-/// Liger's kernel of output matrix and loss has a piece of the logits at a time (arXiv:2410.10989).
+/// Liger's kernel of output matrix and loss has a piece of the logits at a time (arXiv:2410.10989): it comes with what Liger makes
+/// of Hugging Face's models, and not with the norms that others take from it.
 fn fuses_head(run: &Training) -> bool {
-    squeezed(&run.system).contains("liger")
+    let system = System::of(&run.system);
+    let patched = ["trl", "hf+", "huggingface", "transformers", "axolotl", "llamafactory", "swift", "xtuner", "alst"];
+    system.has("liger") && system.says(&patched)
 }
 
 /// Whether what a layer keeps is stated to be in the host's memory.
 pub fn activations_are_away(run: &Training) -> bool {
-    let remarked = ["checkpointsofactivationsoffloaded", "activationcheckpointsoffloaded", ALL];
-    remarked.iter().any(|word| squeezed(&affirmed(&run.notes)).contains(word))
+    let remarked = ["checkpointsofactivationsoffloaded", "checkpointsoffloaded", ALL];
+    let said = squeezed(&affirmed(&format!("{}; {}", run.system, run.notes)));
+    remarked.iter().any(|word| said.contains(word))
         || squeezed(&run.system).contains("ckptoffload")
         || squeezed(&run.recompute).contains("offload")
 }
 
 /// Whether the optimizer is stated to be the CPU's, where the sharding is named or the system.
 pub fn optimizer_is_away(run: &Training) -> bool {
-    let said = [squeezed(&run.zero), squeezed(&run.system)];
+    let said = [squeezed(&affirmed(&run.zero)), System::of(&run.system).text];
     let is = |text: &String| text.contains("offload") && (text.contains("optimizer") || text.contains("adam"));
     // ZeRO's offload is that of the optimizer first of all (arXiv:2101.06840), of activations only where it says so.
     let zeros = ["zerooffload", "zero3offload", "zero2offload", "zero3+offload", "zero2+offload", "zero1+offload"];
@@ -127,6 +132,7 @@ mod tests {
         assert!(!optimizer_is_away(&run("Ulysses-Offload/FPDT", "ZeRO-3")));
         assert!(optimizer_is_away(&run("Hugging Face", "ZeRO-3 + offload")));
         assert!(!optimizer_is_away(&run("activation ckpt offload", "ZeRO-3")));
+        assert!(!optimizer_is_away(&run("PyTorch", "ZeRO-3, no optimizer offload")));
         for words in [
             "ZeRO-3 + offload params",
             "FSDP2, offload_params=True",

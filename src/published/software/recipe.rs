@@ -82,6 +82,10 @@ const BRIDGE: &[Recipe] = &[
     recipe("", "", EVER, &[], Eager),
 ];
 
+/// The first of the releases whose recipes of the library have Transformer Engine's loss (`cross_entropy_fusion_impl` te:
+/// github:NVIDIA-NeMo/Megatron-Bridge@0cabbd5 src/megatron/bridge/recipes/qwen/h100/qwen3.py of 2026; the month is a guess).
+pub const LIBRARY_OF_2026: Release = (26, 1);
+
 /// Megatron Core has Hybrid-EP since its release 0.15, of November 2025.
 const HYBRID_SINCE: Release = (25, 11);
 
@@ -161,12 +165,15 @@ const FEW: u64 = 16;
 /// of a product, and the 47 ops of a layer of Qwen3-235B become 72.
 const CHUNKED: f64 = 47.0 / 72.0;
 
-/// Without experts all four products of a layer are cut into chunks, and a layer of Qwen3-8B takes 4.4 ms a microbatch over
-/// eight ranks of tensor parallelism on H100, where no GPU limits it (q16-8b-tp8-dp2 in
-/// traces/published/blind_training_9.json). Without chunks [`EAGER_BF16`] is that of layers without experts, too: one of
-/// Qwen3-4B takes 2.9 ms on H200, 3.3 where tensors are cut (h200c-mb1, -tp2 and -tp4 there), one of GPT in Megatron-LM of
-/// 2023 3.5 (models/stack/nccl-unfused.json).
-const CHUNKED_DENSE: f64 = 0.51;
+/// Without experts all four products of a layer are cut into chunks: its 41 ops become 89. Without chunks [`EAGER_BF16`] is that
+/// of layers without experts, too: one of Qwen3-4B takes 2.9 ms on H200, 3.3 where tensors are cut (h200c-mb1, -tp2 and -tp4 in
+/// traces/published/blind_training_9.json), one of GPT in Megatron-LM of 2023 3.5 (models/stack/nccl-unfused.json).
+const CHUNKED_DENSE: f64 = 41.0 / 89.0;
+
+/// CPU time of an op in bf16 in the library Megatron-Bridge, without experts: fitted on a layer of Qwen3-8B of 34.5 ops, which takes
+/// 4.4 ms a microbatch over eight ranks of tensor parallelism on H100, 4.5 over four, where hardly anything else limits it
+/// (q16-8b-tp8-dp2 and -tp4-dp4 there).
+const LIBRARY_DENSE: f64 = 138e-6;
 
 /// In FP8, times that: linear layers are half of a layer's ops, and take twice the CPU time (the same issue).
 const NARROW_DENSE: f64 = 1.5;
@@ -228,7 +235,8 @@ fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> 
     if run.experts.is_some() || !modules || is_graph {
         return None;
     }
-    Some(eager_call(Half::Dense, is_narrow(&run.precision), chunked))
+    let slower = if system.is_library() { LIBRARY_DENSE / EAGER_BF16 } else { 1.0 };
+    Some(eager_call(Half::Dense, is_narrow(&run.precision), chunked) * slower)
 }
 
 /// CPU time of an op of a plan where tensors that are cut are PyTorch's DTensors and nothing compiles them: every operator
@@ -390,6 +398,17 @@ pub fn filled_in(mut run: Training) -> Training {
         let [tp, pp, vp, ep] = line.degrees;
         (run.tp, run.pp, run.vp, run.ep) = (Some(tp), Some(pp), Some(vp), Some(ep));
         (run.micro_batch, run.global_batch) = (Some(line.batch[0]), Some(line.batch[1]));
+    }
+    let is_library = System::of(&run.system).is_library();
+    if is_library && model.contains("qwen3") {
+        // Dense ones cut tensors without sequences (`sequence_parallelism` False), of which those of 2025 that are large
+        // recompute (github:NVIDIA-NeMo/Megatron-Bridge@3594df9 src/megatron/bridge/recipes/qwen/qwen3_32b.py,
+        // qwen3_30b_a3b.py).
+        run.seq_parallel = run.seq_parallel.or(run.experts.is_none().then_some(false));
+        let large = ["qwen332b", "qwen330b"].iter().any(|name| model.contains(name));
+        if large && run.recompute.is_empty() && released(&run).is_some_and(|release| release < LIBRARY_OF_2026) {
+            run.recompute = "full".into();
+        }
     }
     // Interleaved, a rank has two stages (`stages_per_rank`, github:pytorch/torchtitan torchtitan/distributed/pipeline_parallel.py).
     let interleaved = system.contains("torchtitan") && system.contains("interleaved");

@@ -16,9 +16,30 @@ pub struct System {
     words: Vec<String>,
 }
 
+/// A name without what it denies: "no torch.compile", "not interleaved", "torch.compile off". What is not resharded or
+/// overlapped, and attention without FlashAttention, are no denials of another thing, but statements that are read as they stand.
+pub fn undenied(name: &str) -> String {
+    const ENDS: [char; 6] = [',', ';', '(', ')', '+', '/'];
+    let kept = |clause: &str| {
+        let (text, end) = clause.split_at(clause.trim_end_matches(ENDS).len());
+        let words: Vec<&str> = text.split(' ').collect();
+        let stands = ["flash", "reshard", "overlap"].iter().any(|word| text.to_lowercase().contains(word));
+        let is = |word: &&str, of: &[&str]| of.contains(&word.to_lowercase().as_str());
+        let denies = words.iter().position(|word| is(word, &["no", "not", "without", "never"]));
+        let off = words.iter().any(|word| is(word, &["off", "disabled"]));
+        match (stands, off, denies) {
+            (true, ..) | (false, false, None) => clause.to_string(),
+            (_, true, _) => end.to_string(),
+            (_, _, Some(at)) => words[..at].join(" ") + end,
+        }
+    };
+    name.split_inclusive(ENDS).map(kept).collect()
+}
+
 impl System {
     pub fn of(name: &str) -> System {
-        System { text: squeezed(name), words: tokens(name) }
+        let name = undenied(name);
+        System { text: squeezed(&name), words: tokens(&name) }
     }
 
     /// Whether one of these is in the name.
@@ -55,7 +76,7 @@ impl System {
         let digits: String =
             tail.strip_prefix('v').unwrap_or(tail).chars().take_while(|c| c.is_ascii_digit()).collect();
         let versioned = digits.parse::<u32>().is_ok_and(|major| major < 22);
-        tail.starts_with('@') || tail.starts_with("of") || versioned
+        tail.starts_with('@') || tail.starts_with("of") && !tail.starts_with("ofmlperf") || versioned
     }
 
     /// Whether FlashAttention is named, of whichever version; flash-linear-attention is none.
@@ -76,6 +97,25 @@ impl System {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_name_denies_is_not_in_it() {
+        for (name, word) in [
+            ("torchtitan (FSDP2, no torch.compile)", "compile"),
+            ("torchtitan (FSDP2, not compiled)", "compile"),
+            ("torchtitan (torch.compile off)", "compile"),
+            ("torchtitan without torch.compile", "compile"),
+            ("NeMo 24.07 (not interleaved)", "interleaved"),
+            ("PyTorch, no Ulysses", "ulysses"),
+            ("Megatron-Core 5D, no folding", "folding"),
+        ] {
+            assert!(!System::of(name).has(word), "{name}: {}", System::of(name).text);
+        }
+        let name = "torchtitan (FSDP2, reshard_after_forward=never, torch.compile)";
+        assert!(System::of(name).has("compile") && System::of(name).has("reshardafterforward=never"));
+        assert!(System::of("a script, without FlashAttention (Megatron-LM)").has("withoutflash"));
+        assert_eq!(undenied("no compile, FSDP2 + TP (tp 2)"), ", FSDP2 + TP (tp 2)");
+    }
 
     #[test]
     fn what_only_looks_like_the_name_of_a_system() {

@@ -60,11 +60,9 @@ pub fn gpus(run: &Training) -> Result<u32, String> {
 
 /// A run without the degrees that its notes call assumed: whoever wrote the row down took them, its source states none.
 pub fn without_assumed(run: Training) -> Training {
-    let notes = squeezed(&run.notes);
-    if !(notes.contains("degree") && notes.contains("assumed")) {
-        return run;
-    }
-    Training { cp: None, ulysses: None, ring: None, dp: None, ..run }
+    let clauses = run.notes.split([',', ';', '.', '(']);
+    let assumed = clauses.into_iter().any(|clause| clause.contains("degree") && clause.contains("assumed"));
+    if assumed { Training { cp: None, ulysses: None, ring: None, dp: None, ..run } } else { run }
 }
 
 /// A run on as many GPUs as its degrees make, all being stated, where a batch would not be enough for those that its source
@@ -228,7 +226,7 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
         (Some(u), Some(r)) => (u, r),
         (Some(u), None) => (u, (cp / u).max(1)),
         (None, Some(r)) => ((cp / r).max(1), r),
-        (None, None) if squeezed(&run.system).contains("ulysses") => (cp, 1),
+        (None, None) if System::of(&run.system).has("ulysses") => (cp, 1),
         (None, None) => (1, cp),
     }
 }

@@ -66,8 +66,11 @@ fn named(words: &str) -> Option<u32> {
 /// of a node that do (FSDP's HYBRID_SHARD), one for each cut of the tensors.
 pub fn sharers(run: &Training, node: u32) -> Option<u32> {
     let text = squeezed(if run.zero.is_empty() { &run.system } else { &run.zero });
-    let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
-    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz", "zero++"].iter().any(|word| text.contains(word));
+    let counted =
+        ["groupsof", "withinnode(", "inanodeof"].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
+    let hybrid = ["hsdp", "hybridshard", "withinnode", "inanode", "mics", "hpz", "zero++"]
+        .iter()
+        .any(|word| text.contains(word));
     let of_node = node / run.tp.unwrap_or(1).max(1);
     counted.or(degree(&text)).or(hybrid.then_some(of_node)).filter(|n| *n > 1)
 }
