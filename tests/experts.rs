@@ -306,6 +306,7 @@ fn layers_of_two_kinds() {
         (5, 3, 2, Parallelism { dp: 2, ep: 2, zero: 1, ..one }),
         (4, 2, 2, Parallelism { ep: 4, ring: 2, tp: 2, recompute: Recompute::Full, ..one }),
         (5, 1, 3, Parallelism { dp: 2, ep: 2, pp: 2, zero: 1, ..one }),
+        (3, 1, 2, Parallelism { dp: 4, ep: 2, zero: 1, options: "overlap-gather".parse().unwrap(), ..one }),
         (7, 3, 2, Parallelism { dp: 2, ep: 2, pp: 4, ..one }),
         (5, 3, 4, Parallelism { dp: 2, ep: 2, pp: 2, vp: 2, recompute: Recompute::Full, zero: 1, ..one }),
         (11, 3, 4, Parallelism { dp: 2, ep: 2, pp: 2, vp: 2, zero: 1, ..one }),

@@ -120,7 +120,7 @@ fn modules_stand_on_the_last_stage() {
     let more = LlmSpec { layers: 4, ..latent(2) };
     let interleaved = Parallelism { pp: 2, vp: 2, ..Parallelism::default() };
     holds(&Case { model: more.clone(), ..case(interleaved) }, 1e-9);
-    let words = "overlap-exchange".parse().unwrap();
+    let words = "overlap-exchange+overlap-gather".parse().unwrap();
     let beside = Parallelism { dp: 2, ep: 2, zero: 1, options: words, ..interleaved };
     holds(&Case { model: more.clone(), microbatches: 4, ..case(beside) }, 1e-9);
     // Folded, the first stage is the last one, too.

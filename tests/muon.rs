@@ -72,6 +72,7 @@ fn every_layout_equals_the_reference() {
         ("muon", one),
         ("muon", Parallelism { dp: 2, ..one }),
         ("muon", Parallelism { dp: 2, zero: 1, ..one }),
+        ("muon+overlap-gather", Parallelism { dp: 2, zero: 1, ..one }),
         ("muon+all-reduce-grads", Parallelism { dp: 3, zero: 1, ..one }),
         ("muon", Parallelism { dp: 5, zero: 2, ..one }),
         ("muon", Parallelism { dp: 2, ring: 2, zero: 3, recompute: Recompute::Full, ..one }),

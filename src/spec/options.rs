@@ -82,6 +82,8 @@ pub struct Options {
     pub no_master: bool,
     /// ZeRO 1: gradients are summed whole on every rank, which takes its share of them for the optimizer.
     pub all_reduce_grads: bool,
+    /// ZeRO 1: new weights are gathered beside the first passes of the next step.
+    pub overlap_gather: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
     pub no_overlap_grad: bool,
     /// CPU and GPU wait for what passes between stages of a pipeline.

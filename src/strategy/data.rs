@@ -81,6 +81,8 @@ pub struct DataParallel {
     pub gather_fp8: bool,
     /// Whether, with stage 1, gradients are summed whole on every rank.
     pub all_reduce: bool,
+    /// Whether, with stage 1, new weights are gathered before the next step needs them, and not behind the optimizer.
+    pub gathers_ahead: bool,
     /// Whether the CPU runs the optimizer.
     pub offload: bool,
     pub dtype: Dtype,
@@ -148,6 +150,11 @@ impl DataParallel {
     /// Whether weights are whole only while they are used.
     pub fn shares_weights(&self) -> bool {
         self.sharded() && self.zero >= 3
+    }
+
+    /// Whether what a rank keeps of the weights from step to step is its share of them.
+    fn keeps_share(&self) -> bool {
+        self.shares_weights() || self.sharded() && self.gathers_ahead
     }
 
     /// Whether weights or gradients come and go layer by layer.
@@ -242,7 +249,7 @@ impl DataParallel {
             |what: &str, elems, dtype, kind| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
         let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
         let (grad_kind, weight_kind) =
-            (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
+            (kept(self.shares_gradients(), TensorKind::Grad), kept(self.keeps_share(), TensorKind::Param));
         let grad_share = if self.sharded() { flat("g_share", share, self.of_share(), grad_kind) } else { grad };
         // Without a master copy a rank keeps its share from step to step, and sends what it has updated.
         let weight_kind = if self.no_master { TensorKind::Param } else { weight_kind };
@@ -267,9 +274,14 @@ impl DataParallel {
         }
     }
 
-    /// The buffer in which a rank keeps the weights: whole, or its share of them.
-    pub fn stored(&self, w: &FlatWeights) -> Buf {
+    /// The buffer that layers are given their weights in: whole, or the share that they are gathered from one by one.
+    pub fn given(&self, w: &FlatWeights) -> Buf {
         w.weight_share.filter(|_| self.shares_weights()).unwrap_or(w.weight)
+    }
+
+    /// The buffer in which a rank keeps the weights from step to step: whole, or its share of them.
+    pub fn stored(&self, w: &FlatWeights) -> Buf {
+        w.weight_share.filter(|_| self.keeps_share()).unwrap_or(w.weight)
     }
 
     /// Layers whose weights, or gradients, are whole where kernels use them, of `whole` that there is room for: one
@@ -351,7 +363,7 @@ impl DataParallel {
                 master: m.tensor(),
                 grad_share: w.grad_share.tensor(),
                 group: group.clone(),
-                shared: self.shares_weights(),
+                shared: self.keeps_share(),
             })
             .collect()
     }
@@ -397,10 +409,15 @@ impl DataParallel {
         all.extend(self.sums_whole().then_some(("g", w.grad)));
         all.extend(w.master.filter(|_| !self.no_master).map(|master| ("master", master)));
         all.extend(w.weight_share.map(|share| ("w_share", share)));
-        if w.weight_share.is_none() || !self.shares_weights() {
+        if w.weight_share.is_none() || !self.keeps_share() {
             all.push(("w", w.weight));
         }
         all
+    }
+
+    /// The share that whole weights are gathered from ahead of a step; `None`: they are whole already, or come layer by layer.
+    pub fn gathered_ahead(&self, w: &FlatWeights) -> Option<Buf> {
+        w.weight_share.filter(|_| self.keeps_share() && !self.shares_weights())
     }
 
     /// The weights with other buffers: `of` says which one stands for each that an update may touch.
@@ -417,7 +434,7 @@ impl DataParallel {
         }
     }
 
-    /// Runs Adam on one slot, and gathers what it wrote; the ops are named after `label` unless that is empty. With the
+    /// Runs Adam on one slot, and gathers what it wrote unless the next step does; the ops are named after `label` unless that is empty. With the
     /// optimizer on the host the CPU runs it, behind the op `after`.
     pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam, after: Option<u32>) {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
@@ -462,7 +479,7 @@ impl DataParallel {
 
     /// Gathers the shares of new weights where ranks keep them whole.
     pub fn gather_new(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
-        if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
+        if let Some(share) = w.weight_share.filter(|_| !self.keeps_share()) {
             self.gather(b, label, w, [share.slot(slot), w.weight.slot(slot)]);
         }
     }

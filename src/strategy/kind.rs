@@ -4,6 +4,7 @@
 //! (DeepSeek-V3), one behind the other; a model some of whose layers see a window has two in turns (Gemma), and a hybrid
 //! has several (Nemotron-H).
 
+mod ahead;
 mod muon;
 
 use super::data::{DataParallel, FlatWeights};
@@ -47,6 +48,8 @@ pub struct Kind {
     pub sums: BlockId,
     /// The block that sets a layer's gradient to zero.
     pub fill: BlockId,
+    /// The block that gathers the weights of one layer ahead of a step, where a step begins with that.
+    pub ahead: BlockId,
     /// The block that runs Adam on the weights of one layer, where the device runs it.
     pub update: BlockId,
     /// Where matrices stand in a rank's part of the weights, and in that of the experts', with the block that makes
@@ -210,6 +213,7 @@ impl Kind {
             left_slots,
             sums: 0,
             fill: 0,
+            ahead: 0,
             update: 0,
             parts: [None, None],
         }
@@ -241,9 +245,9 @@ impl Kind {
         Flats { dense: dp.share_of(&self.flat), experts: self.experts.map(|e| edp.share_of(&e)) }
     }
 
-    /// The buffers that a rank keeps of its weights between uses, and of its gradients between microbatches.
+    /// The buffers that layers are given their weights in, and those that a rank keeps of its gradients between microbatches.
     pub fn kept(&self, [dp, edp]: [&DataParallel; 2]) -> [Flats; 2] {
-        let weights = Flats { dense: dp.stored(&self.flat), experts: self.experts.map(|e| edp.stored(&e)) };
+        let weights = Flats { dense: dp.given(&self.flat), experts: self.experts.map(|e| edp.given(&e)) };
         let gradients =
             Flats { dense: dp.kept_gradient(&self.flat), experts: self.experts.map(|e| edp.kept_gradient(&e)) };
         [weights, gradients]

@@ -1,10 +1,10 @@
 //! A whole training step: embedding, layers, head and loss, backward, gradient sums, Adam.
 //!
 //! ```text
-//! Fill gradients
+//! Weights gathered, with overlap-gather; gradients filled with zeros
 //! microbatch x (M-1)        embed | layer_fwd x L | head | layer_bwd x L | embed_bwd
 //! last microbatch           the same, with each layer's gradient sum sent off behind its backward
-//! Adam, weights gathered
+//! Adam, weights gathered unless the next step does
 //! ```
 
 mod declare;
@@ -424,6 +424,7 @@ impl<'a> Step<'a> {
         let m = self.microbatches;
         self.write_updates();
         let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
+        self.gather_ahead(&counts, true, true);
         self.zero_grad(&counts, true, true);
         match self.microbatch[..] {
             [] => {}
@@ -455,6 +456,7 @@ impl<'a> Step<'a> {
     pub(super) fn write_updates(&mut self) {
         let Step { b, kinds, dp, edp, .. } = self;
         kinds.iter_mut().for_each(|kind| kind.write_fill(b, [dp, edp]));
+        kinds.iter_mut().for_each(|kind| kind.write_ahead(b, [dp, edp]));
         if self.muon.is_some() {
             kinds.iter_mut().for_each(|kind| kind.write_chains(b, [dp, edp]));
         } else if !dp.offload {

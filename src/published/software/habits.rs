@@ -57,6 +57,8 @@ pub struct Habits {
 pub struct Overlap {
     /// The sum of gradients over replicas.
     pub grad: bool,
+    /// The gathering of what the optimizer has updated in shares, with the next step (`overlap_param_gather`).
+    pub gather: bool,
     /// What passes between the stages of a pipeline, and of one that is interleaved.
     pub p2p: bool,
     pub interleaved_p2p: bool,
@@ -66,12 +68,14 @@ pub struct Overlap {
     pub kernels: bool,
 }
 
-/// Everything that depends on nothing.
-const ALL: Overlap = Overlap { grad: true, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
-/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not.
-const CORE: Overlap = Overlap { p2p: false, ..ALL };
+/// Everything that depends on nothing within a step.
+const ALL: Overlap =
+    Overlap { grad: true, gather: false, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
+/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not. Whoever has gradients
+/// summed beside the backward pass has the new weights gathered beside the next forward pass, too.
+const CORE: Overlap = Overlap { gather: true, p2p: false, ..ALL };
 /// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
-const NOTHING: Overlap = Overlap { grad: false, interleaved_p2p: false, ..CORE };
+const NOTHING: Overlap = Overlap { grad: false, gather: false, interleaved_p2p: false, ..CORE };
 /// Its timers waited for the device at both ends of what they timed, until they had levels late in 2022.
 const TIMED: Overlap = Overlap { passes: false, ..NOTHING };
 
@@ -144,7 +148,8 @@ const RECIPES: Habits =
 const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, wide_loss: WideLoss::Never, ..RECIPES };
 
 /// Whose communication all goes beside compute, as MegaScale's (arXiv:2402.15627, section 3.2) and its successor's does.
-const IN_CHUNKS: Habits = fused(Habits { tp_overlap: true, ..habits(FLASH, 0.0) });
+const IN_CHUNKS: Habits =
+    fused(Habits { tp_overlap: true, ..with(Overlap { gather: true, ..ALL }, habits(FLASH, 0.0)) });
 
 /// MegaScale's block (section 3.1 there); its window is not printed, half of its sequence is what its MFU says.
 const MEGASCALE: Habits = Habits { parallel_block: true, half_window: true, ..IN_CHUNKS };
@@ -183,7 +188,11 @@ const RULES: &[Rule] = &[
     // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
     Rule {
         words: &["primus"],
-        habits: Habits { wide_loss: WideLoss::Never, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
+        habits: Habits {
+            wide_loss: WideLoss::Never,
+            overlap: Overlap { grad: false, gather: false, ..CORE },
+            ..RECIPES
+        },
     },
     Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
     Rule { words: &["megatronlm(commit"], habits: BASELINE },

@@ -258,6 +258,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
+        (zero == 1 && beside.gather && !optimizer_is_away(run), "overlap-gather"),
         (gradients::are_halved(run, zero), "bf16-grads"),
         (sharding::copies(run, zero), "copy-shards"),
         (gradients::is_muon(run) && !optimizer_is_away(run), "muon"),

@@ -218,6 +218,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.all_reduce_grads,
     },
     Word {
+        name: "overlap-gather",
+        about: "ZeRO 1: new weights are gathered layer by layer ahead of the first microbatch of the next step, and not behind the optimizer (Megatron's overlap-param-gather)",
+        set: |o| o.overlap_gather = true,
+        is_set: |o| o.overlap_gather,
+    },
+    Word {
         name: "no-overlap-grad",
         about: "gradients are summed behind the whole backward pass (Megatron-LM without overlap-grad-reduce)",
         set: |o| o.no_overlap_grad = true,

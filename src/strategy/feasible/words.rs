@@ -255,6 +255,12 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
     let dualpipe = o.fold == Fold::DualPipe;
     vec![
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
+        (
+            "overlap-gather",
+            o.overlap_gather,
+            par.zero == 1,
+            "zero 1; with zero 2 and 3 weights come layer by layer as it is",
+        ),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
         ("pp-inside", o.pp_inside, par.pp > 1 && par.dp > 1, "pp and dp above 1"),
         (

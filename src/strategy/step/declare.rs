@@ -38,6 +38,7 @@ fn replicas(
         copies: par.options.copy_shards,
         gather_fp8: par.options.gather_fp8,
         all_reduce: par.options.all_reduce_grads,
+        gathers_ahead: par.options.overlap_gather,
         offload: par.options.offload_optimizer,
         dtype: work.dtype,
         acc,

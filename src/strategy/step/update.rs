@@ -1,4 +1,4 @@
-//! Before and behind the passes of a step: gradients begin at zero, and the optimizer runs.
+//! Before and behind the passes of a step: weights come whole, gradients begin at zero, and the optimizer runs.
 
 use super::super::data::{DataParallel, FlatWeights};
 use super::super::kind::Kind;
@@ -6,6 +6,28 @@ use super::Step;
 use crate::plan::*;
 
 impl Step<'_> {
+    /// Gathers the weights that the optimizer has left in shares, in the order in which the first microbatch of a rank needs
+    /// them that has `counts` layers of each kind, and maybe the embedding and the head.
+    pub(in crate::strategy) fn gather_ahead(&mut self, counts: &[u32], embed: bool, head: bool) {
+        let Step { b, dp, edp, kinds, modules, .. } = self;
+        let (dp, edp): (&DataParallel, &DataParallel) = (dp, edp);
+        let whole = |b: &mut Builder, dp: &DataParallel, name: &str, w: &FlatWeights| {
+            if let Some(share) = dp.gathered_ahead(w) {
+                dp.gather(b, &format!("all_gather.{name}"), w, [share, w.weight]);
+            }
+        };
+        if embed {
+            whole(b, dp, "embed", &self.embed);
+        }
+        kinds.iter().zip(counts).for_each(|(kind, &layers)| kind.call_ahead(b, [dp, edp], layers));
+        if head {
+            whole(b, dp, "head", &self.head);
+            for (dp, name, w) in modules.iter().flat_map(|m| m.flats([dp, edp])) {
+                whole(b, dp, &name, w);
+            }
+        }
+    }
+
     /// Sets the gradients to zero of a rank that has `counts` layers of each kind, and maybe the embedding and the
     /// head.
     pub(in crate::strategy) fn zero_grad(&mut self, counts: &[u32], embed: bool, head: bool) {

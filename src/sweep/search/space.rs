@@ -327,6 +327,7 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
         // Where what the ends have less leaves layers that do not come out even.
         ("short-ends+uneven", open_ends && !o.uneven),
         ("no-sync", par.zero == 3),
+        ("overlap-gather", par.zero == 1),
     ];
     all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
 }
