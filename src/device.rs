@@ -13,6 +13,7 @@ pub mod speed;
 mod tests;
 
 use crate::error::{Cause, Error, Result};
+use crate::plan::kernel::Family;
 use crate::plan::{ALIGNMENT, Dtype, Pairs, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
 use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
@@ -93,9 +94,6 @@ pub trait KernelTime {
 /// The lengths that the attention curves were fitted on; beyond them they are extrapolated.
 const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 
-/// Products of queries, keys and values where attention is not fused.
-const OF_HEADS: [&str; 5] = ["scores", "values", "probs_bwd", "q_bwd", "kv_bwd"];
-
 #[derive(Debug, Clone)]
 pub struct Roofline {
     gpu: GpuSpec,
@@ -130,15 +128,7 @@ struct Part {
 
 impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
-        if let Some(maker) = stack.maker.filter(|maker| *maker != gpu.architecture.maker()) {
-            let why = format!(
-                "{}: its libraries are not for {}, which is of maker {}; leave --stack out for what fits, or choose one",
-                maker.name(),
-                gpu.name,
-                gpu.architecture.maker().name()
-            );
-            return Err(Error::spec(&stack.name, "maker", why));
-        }
+        stack.check_maker(&stack.name, gpu)?;
         let scan = gpu.memory_bound.scan.as_ref().or(stack.scan.as_ref()).map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
         let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
@@ -354,7 +344,7 @@ impl KernelTime for Roofline {
         // Tensor cores take the matrices of heads by 16 bytes at a time; of heads that do not come out even, a library
         // has kernels without them (cuBLAS; the rows of BigScience's heads of 108 and 150 say so).
         let odd = |width: u64| !(width * dtype.size()).is_multiple_of(ALIGNMENT);
-        let without = OF_HEADS.contains(&curve)
+        let without = Family::of(curve) == Family::HeadProduct
             && matches!(work.class, WorkClass::Gemm { n, k, .. } if odd(n) || odd(k))
             && self.gpu.peak.contains_key("f32");
         let dtype = if without { Dtype::F32 } else { dtype };

@@ -162,3 +162,28 @@ fn interpreters_agree() {
         }
     }
 }
+
+/// A CPU that takes longer over what is written in Python takes longer over the forward pass alone: not over gradients, nor
+/// over rows and heads that go back, nor over the optimizer.
+#[test]
+fn python_issues_the_forward_pass() {
+    let one = Parallelism { zero: 0, ..Parallelism::default() };
+    let [rows, heads] = [
+        plan(&deepseek(), "muon", Parallelism { dp: 2, ep: 2, ..one }),
+        plan(&llama(), "muon", Parallelism { ulysses: 2, ..one }),
+    ];
+    let mut passes = [0, 0];
+    for (_, op) in rows.ops().chain(heads.ops()) {
+        let OpKind::Compute { kernel, .. } = &op.kind else { continue };
+        let label = op.label.as_str();
+        let backward = match kernel {
+            Kernel::Expert(_) => label.contains("bwd") || label.ends_with("_dx") || label.ends_with("_dw"),
+            Kernel::Permute(_) => label.starts_with('d'),
+            Kernel::Muon(_) => true,
+            _ => continue,
+        };
+        assert_eq!(kernel.is_forward(), !backward, "{label}: {kernel:?}");
+        passes[usize::from(backward)] += 1;
+    }
+    assert!(passes[0] > 5 && passes[1] > 10, "{passes:?}");
+}

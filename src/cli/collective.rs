@@ -7,7 +7,8 @@ use crate::collective::{Algorithm, Choice, LinkTime, Operation, choices, collect
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
 use crate::sim::collective::simulated;
-use crate::spec::{Architecture, ClusterSpec, GpuSpec, StackSpec};
+use crate::spec::gpu::Maker;
+use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
 use crate::units::{Bytes, Seconds};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -144,12 +145,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 /// The stack of the maker's library.
 fn library(gpu: &GpuSpec) -> &'static str {
-    match gpu.architecture {
-        Architecture::Cpu => "cpu",
-        Architecture::Tpu => "tpu",
-        Architecture::Npu => "hccl-fa2",
-        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
-        _ => "nccl-fa2",
+    match gpu.architecture.maker() {
+        Maker::Nvidia => "nccl-fa2",
+        Maker::Amd => "rccl-fa2",
+        Maker::Google => "tpu",
+        Maker::Npu => "hccl-fa2",
+        Maker::Cpu => "cpu",
     }
 }
 

@@ -15,7 +15,8 @@ pub struct Flags {
 }
 
 pub fn run(_: &Flags) -> Result<Answer> {
-    let all = || WORDS.iter().map(|w| (w.name, w.about)).chain(NUMBERED.iter().copied());
+    let numbered = || NUMBERED.iter().map(|w| (format!("{}{}", w.start, w.ends_in), w.about));
+    let all = || WORDS.iter().map(|w| (w.name.to_string(), w.about)).chain(numbered());
     let widest = all().map(|(name, _)| name.len()).max().unwrap_or(0);
     let text: String = all().map(|(name, about)| format!("{name:widest$}  {about}\n")).collect();
     let words: Vec<_> = all().map(|(name, about)| json!({"name": name, "about": about})).collect();

@@ -1,7 +1,8 @@
 //! How a whole collective becomes rounds of hops, and how long it takes.
 //!
-//! [`rounds`] is the one lowering that all interpreters share. Members are named by their position in the
-//! group. A payload is cut into n near-equal parts, see [`part`].
+//! [`rounds`] are the hops of `exec`, and of ranks that are threads of a CPU; on GPUs `cost` takes the closed forms of
+//! [`nccl`], and `sim` the flows of [`streams`]. Members are named by their position in the group. A payload is cut into
+//! n near-equal parts, see [`part`].
 
 pub mod count;
 pub mod exchange;

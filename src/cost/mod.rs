@@ -18,7 +18,7 @@
 //! * `series`: a step, and the same step with more microbatches.
 //!
 //! An op starts when its edges hold, takes its duration alone on its device, and ends; a communicating op
-//! starts to move when everyone it meets has started. Three things slow ops down besides:
+//! starts to move when everyone it meets has started. Four things slow ops down besides:
 //!
 //! * a kernel bound by SMs loses those that communication kernels posted before it occupy;
 //! * a transfer has 1 / (k + 1) of a port of a rank while k that were posted before it hold it, or what they leave free,

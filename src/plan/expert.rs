@@ -53,13 +53,35 @@ pub enum ExpertOp {
     RouterBwd { rows: u64, experts: u64, topk: u64, gate: Gate },
     /// Puts rows of one order into another: copies where a row becomes several, sums in the order of `from` where
     /// several become one.
-    Rows { from: Layout, to: Layout, rows: [u64; 2], values: Values },
+    Rows {
+        from: Layout,
+        to: Layout,
+        rows: [u64; 2],
+        values: Values,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        backward: bool,
+    },
     /// The same for rows of `cols` numbers between tokens and their choices, by `products` products with masks of who goes
     /// where: a row of ones and zeros for each row of a choice, over the `span` tokens of its sequence (GShard,
     /// arXiv:2006.16668, algorithm 2).
-    Masked { from: Layout, to: Layout, rows: [u64; 2], cols: u64, span: u64, products: u64 },
+    Masked {
+        from: Layout,
+        to: Layout,
+        rows: [u64; 2],
+        cols: u64,
+        span: u64,
+        products: u64,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        backward: bool,
+    },
     /// Rounds rows to E4M3: reads x `[rows, cols]`; writes codes, and scales `[rows, cols / 128]`.
-    Quantise { layout: Layout, rows: u64, cols: u64 },
+    Quantise {
+        layout: Layout,
+        rows: u64,
+        cols: u64,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        backward: bool,
+    },
     /// One product a slot, W being `[slots, n, k]`: those of the rank from `first` on. Where that is not its first slot,
     /// y and dx are operands too, whose rows of other slots stay as they are.
     MatMul {
@@ -125,12 +147,23 @@ impl ExpertKernel {
         }
     }
 
+    pub fn is_forward(&self) -> bool {
+        match self.op {
+            ExpertOp::MatMul { pass, .. } => pass == Pass::Forward,
+            ExpertOp::Rows { backward, .. }
+            | ExpertOp::Masked { backward, .. }
+            | ExpertOp::Quantise { backward, .. } => !backward,
+            ExpertOp::Router { .. } | ExpertOp::SwiGlu { .. } | ExpertOp::Relu2 { .. } => true,
+            ExpertOp::RouterBwd { .. } | ExpertOp::SwiGluBwd { .. } | ExpertOp::Relu2Bwd { .. } => false,
+        }
+    }
+
     pub fn operands(&self) -> Operands {
         let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
         match self.op {
             ExpertOp::Router { rows, experts, topk, .. } => of(&[rows * experts], &[rows * topk]),
             ExpertOp::RouterBwd { rows, experts, topk, .. } => of(&[rows * experts, rows * topk], &[rows * experts]),
-            ExpertOp::Rows { from, to, rows: [a, b], values } => match values {
+            ExpertOp::Rows { from, to, rows: [a, b], values, .. } => match values {
                 Values::Row { cols } => of(&[a * cols], &[b * cols]),
                 Values::Scaled { cols } => of(&[a * cols, a * cols.div_ceil(FP8_BLOCK)], &[b * cols]),
                 Values::Choice { topk } => {
@@ -167,7 +200,7 @@ impl ExpertKernel {
             ExpertOp::Rows { from, to, rows, .. } => {
                 memory(share(all(reads), count(from), rows[0]) + share(all(writes), count(to), rows[1]))
             }
-            ExpertOp::Masked { from, to, rows, cols, span, products } => {
+            ExpertOp::Masked { from, to, rows, cols, span, products, .. } => {
                 let ends = [(from, rows[0], all(reads)), (to, rows[1], all(writes))];
                 let moved = ends.map(|(layout, rows, bytes)| share(bytes, count(layout), rows)).iter().sum::<u64>();
                 let chosen = count(if from == Layout::Tokens { to } else { from }).round() as u64;
@@ -261,7 +294,7 @@ mod tests {
         let route = Route::new([1, 1], 4, 2, Counts::Balanced { tokens: 64 }).unwrap().padded(48).unwrap();
         let work = |products: u64| {
             let (from, to, rows) = (Layout::Tokens, Layout::Experts, [64, 4 * 48]);
-            let op = ExpertOp::Masked { from, to, rows, cols: 10, span: 32, products };
+            let op = ExpertOp::Masked { from, to, rows, cols: 10, span: 32, products, backward: false };
             ExpertKernel { route: 0, op }.work(&route, &[], 0, &[64 * 20], &[4 * 48 * 20])
         };
         assert_eq!((work(1).flops, work(2).flops), (2 * 4 * 48 * 32 * 10, 4 * 4 * 48 * 32 * 10));

@@ -14,14 +14,12 @@ pub enum Axis {
     Up,
     Tp,
     Ep,
-    Etp,
     Edp,
     Shard,
 }
 
 impl Axis {
-    pub const ALL: [Axis; 9] =
-        [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Up, Axis::Tp, Axis::Ep, Axis::Etp, Axis::Edp, Axis::Shard];
+    pub const ALL: [Axis; 8] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Up, Axis::Tp, Axis::Ep, Axis::Edp, Axis::Shard];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +29,6 @@ impl Axis {
             Axis::Up => "up",
             Axis::Tp => "tp",
             Axis::Ep => "ep",
-            Axis::Etp => "etp",
             Axis::Edp => "edp",
             Axis::Shard => "shard",
         }

@@ -218,7 +218,9 @@ impl SparseKernel {
     pub fn is_forward(&self) -> bool {
         match self {
             SparseKernel::Product(of) => of.product == Product::Forward,
-            other => !other.curve().contains("bwd"),
+            SparseKernel::Turn { backward, .. } | SparseKernel::Join { backward, .. } => !backward,
+            SparseKernel::Score(_) | SparseKernel::Attend(_) => true,
+            SparseKernel::ScoreBwd { .. } | SparseKernel::AttendBwd(_) => false,
         }
     }
 

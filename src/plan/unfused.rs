@@ -74,6 +74,13 @@ impl ScoreStep {
         }
     }
 
+    pub fn is_forward(&self) -> bool {
+        match self {
+            ScoreStep::Scores | ScoreStep::Softmax | ScoreStep::Drop(_) | ScoreStep::Values => true,
+            ScoreStep::ProbsBwd | ScoreStep::SoftmaxBwd | ScoreStep::QBwd | ScoreStep::KvBwd => false,
+        }
+    }
+
     /// Elements of each operand.
     pub fn operands(&self, b: &AttnBlock, views: &[Mesh]) -> Operands {
         let [nq, nk] = [&b.q, &b.kv].map(|segs| b.batch * segs.len(views));

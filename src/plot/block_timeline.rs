@@ -9,7 +9,7 @@ use super::rows;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, save, short};
 use crate::error::Result;
-use crate::plan::kernel::is_product;
+use crate::plan::kernel::Family;
 
 /// Writes `block_timeline.svg` and `.png` if the study has a spans.csv.
 pub fn block_timeline(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -86,7 +86,7 @@ impl Kind {
     fn of(span: &Span) -> Kind {
         match (span.computes(), span.what.as_str()) {
             (true, "attention" | "attention_bwd" | "attention_onto" | "attention_bwd_onto") => Kind::Attention,
-            (true, what) if is_product(what) => Kind::Product,
+            (true, what) if Family::of(what).is_product() => Kind::Product,
             (true, _) => Kind::Other,
             _ if span.lane.contains("dp") => Kind::Data,
             _ if span.lane.contains("up") => Kind::Ulysses,

@@ -95,7 +95,7 @@ impl Kind {
             "pp" => Kind::Stages,
             "cp" => Kind::Ring,
             "up" => Kind::Ulysses,
-            "tp" | "etp" => Kind::Tensor,
+            "tp" => Kind::Tensor,
             "ep" => Kind::Experts,
             _ => Kind::Data,
         }

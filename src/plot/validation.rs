@@ -8,7 +8,7 @@ use plotters::style::RGBColor;
 use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape, break_of, save};
 use crate::compare::validation::{OpCheck, Validation};
 use crate::error::Result;
-use crate::plan::kernel::is_product;
+use crate::plan::kernel::Family;
 use crate::report::human::{counted, seconds};
 
 /// Writes `<stem>.svg` and `.png`.
@@ -25,7 +25,7 @@ const KINDS: [(&str, RGBColor, Shape); 4] = [
 
 fn kind(op: &OpCheck) -> usize {
     match op.what {
-        what if is_product(what) => 0,
+        what if Family::of(what).is_product() => 0,
         "attention" | "attention_bwd" | "attention_onto" | "attention_bwd_onto" => 1,
         _ if op.provenance.is_some() => 2,
         _ => 3,

@@ -62,7 +62,7 @@ impl Generation {
             Architecture::Ampere | Architecture::Ada => Generation::Ampere,
             Architecture::Hopper => Generation::Hopper,
             Architecture::Blackwell => Generation::Blackwell,
-            Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => Generation::Amd,
+            Architecture::Cdna1 | Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => Generation::Amd,
             Architecture::Tpu => Generation::Tpu,
             Architecture::Npu => Generation::Npu,
             Architecture::Cpu => return None,

@@ -4,7 +4,7 @@ use super::human;
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::error::{Cause, Error, Reason, Result};
-use crate::plan::kernel::{is_attention, is_product};
+use crate::plan::kernel::Family;
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
@@ -243,7 +243,7 @@ impl Row {
         self.exposed_cp_s = number(exposed(&[Axis::Cp]));
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
-        self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp]));
+        self.exposed_ep_s = number(exposed(&[Axis::Ep]));
         self.bubble_s = number(usage.bubble);
         self.host_s = number(usage.host);
         self.bytes_scale_up = number(usage.bytes_scale_up);
@@ -280,10 +280,10 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
     let mut attention = 0.0;
     let mut rest = 0.0;
     for (kernel, s) in &usage.by_kernel {
-        *match *kernel {
-            kernel if is_product(kernel) => &mut gemm,
-            kernel if is_attention(kernel) => &mut attention,
-            _ => &mut rest,
+        *match Family::of(kernel) {
+            Family::Product | Family::HeadProduct => &mut gemm,
+            Family::Attention | Family::AttentionBwd => &mut attention,
+            Family::Other => &mut rest,
         } += s;
     }
     let slowed = usage.compute - gemm - attention - rest;
@@ -402,6 +402,14 @@ mod tests {
         assert!(made_of(&usage, 13.0).starts_with("communication: cp exposed 38 %; "), "{}", made_of(&usage, 13.0));
         // What is less than half a percent is left out.
         assert_eq!(made_of(&usage, 1e6), "");
+    }
+
+    #[test]
+    fn products_of_heads_are_products() {
+        let mut usage = usage();
+        usage.by_kernel.extend(["scores", "values", "kv_bwd"].map(|kernel| (kernel, 1.5)));
+        usage.compute += 4.5;
+        assert_eq!(limit(&usage, 15.0), "compute: gemm 50 %");
     }
 
     #[test]

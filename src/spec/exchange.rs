@@ -1,6 +1,6 @@
 //! A library that exchanges rows between experts' ranks: what its kernels reach on links they do not own.
 
-use super::{Found, Sourced, check_positive, check_ratio, find, read};
+use super::{Architecture, Found, Sourced, check_positive, check_ratio, find, read};
 use crate::error::{Result, text};
 use crate::units::{BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ pub struct SmRule {
     pub margin: Sourced<f64>,
     pub network: Sourced<BytesPerSec>,
     /// Of the links inside a node, by architecture.
-    pub links: BTreeMap<String, Sourced<BytesPerSec>>,
+    pub links: BTreeMap<Architecture, Sourced<BytesPerSec>>,
 }
 
 impl ExchangeSpec {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Which of NCCL's tables and kernels apply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
     /// V100, which has no bf16: what is said of bf16 is fp16's.
@@ -19,6 +19,8 @@ pub enum Architecture {
     Ada,
     Hopper,
     Blackwell,
+    /// AMD's MI100.
+    Cdna1,
     /// AMD's MI200.
     Cdna2,
     /// AMD's MI300.
@@ -56,6 +58,11 @@ impl Maker {
 }
 
 impl Architecture {
+    /// As files have it.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(String::from)).unwrap_or_default()
+    }
+
     pub fn maker(self) -> Maker {
         match self {
             Architecture::Volta
@@ -64,7 +71,7 @@ impl Architecture {
             | Architecture::Ada
             | Architecture::Hopper
             | Architecture::Blackwell => Maker::Nvidia,
-            Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => Maker::Amd,
+            Architecture::Cdna1 | Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => Maker::Amd,
             Architecture::Tpu => Maker::Google,
             Architecture::Npu => Maker::Npu,
             Architecture::Cpu => Maker::Cpu,

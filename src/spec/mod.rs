@@ -1,9 +1,10 @@
-//! Typed JSON in, nothing computed beyond validation: models, GPUs, clusters, software stacks.
+//! Typed JSON in, checked, with what follows from one file alone: models, GPUs, clusters, software stacks.
 //!
 //! Each is a file a user writes or one of the shipped ones, which travel inside the binary.
 
 pub mod attention;
 pub mod cluster;
+pub mod curves;
 pub mod depth;
 pub mod exchange;
 mod faster;

@@ -4,12 +4,14 @@
 //! alike: `stripe+dkv-model`. What is not named is as the default has it, whose name is `default`.
 
 mod choices;
+mod numbered;
 mod stages;
 mod words;
 
 pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge, WideLoss};
+pub use numbered::{NUMBERED, Numbered};
 pub use stages::Stages;
-pub use words::{NUMBERED, WORDS, Word};
+pub use words::{WORDS, Word};
 
 use super::meant;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -145,60 +147,34 @@ pub struct Options {
     pub shadow: u32,
 }
 
-fn is_numbered(name: &str) -> bool {
-    const STARTS: &[&str] = &[
-        "replicas-",
-        "shard-",
-        "first-stage-",
-        "last-stage-",
-        "stages-",
-        "shadow-",
-        "capacity-",
-        "loss-chunks-",
-        "mlp-chunks-",
-    ];
-    STARTS.iter().any(|start| name.starts_with(start))
+/// The numbered choice that a word names, and what stands behind its beginning.
+fn numbered(word: &str) -> Option<(&'static Numbered, &str)> {
+    NUMBERED.iter().find_map(|numbered| Some((numbered, word.strip_prefix(numbered.start)?)))
+}
+
+/// What is wrong with a word that is no option.
+fn unknown(word: &str) -> String {
+    let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
+    let parts: Vec<&str> = word.split([',', ' ', ';', '|']).filter(|part| !part.is_empty()).collect();
+    if parts.len() > 1 {
+        return format!("{word:?} is no option: words are joined by +; write {}", parts.join("+"));
+    }
+    let meant = meant(word, &known);
+    if !meant.is_empty() {
+        return format!("{word:?} is no option{meant}; `foretrain options` lists all of them");
+    }
+    format!("{word:?} is no option; known are default and {}", known.join(", "))
 }
 
 impl Options {
-    /// Takes a word with a number, if it is one.
-    fn numbered(&mut self, name: &str) -> Result<bool, String> {
-        if let Some(n) = name.strip_prefix("replicas-") {
-            let wrong = || format!("{name:?}: {n:?} is no number of slots above 0; write replicas-32");
-            self.replicas = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
-            return Ok(true);
+    /// Takes a word. Errors: it is none, with the remedy.
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        if let Some((numbered, n)) = numbered(word) {
+            return (numbered.set)(self, n).map_err(|why| format!("{word:?}: {why}"));
         }
-        if let Some(n) = name.strip_prefix("shadow-") {
-            let wrong = || format!("{name:?}: {n:?} is no number of experts above 0; write shadow-2");
-            self.shadow = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
-            return Ok(true);
-        }
-        if let Some(n) = name.strip_prefix("shard-") {
-            let wrong = || format!("{name:?}: {n:?} is no number of ranks above 1; write shard-8");
-            self.shard = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
-            return Ok(true);
-        }
-        for (start, pieces) in [("loss-chunks-", &mut self.loss_chunks), ("mlp-chunks-", &mut self.mlp_chunks)] {
-            if let Some(n) = name.strip_prefix(start) {
-                let wrong = || format!("{name:?}: {n:?} is no number of pieces above 1; write {start}8");
-                *pieces = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
-                return Ok(true);
-            }
-        }
-        for (start, layers) in [("first-stage-", &mut self.first_stage), ("last-stage-", &mut self.last_stage)] {
-            if let Some(n) = name.strip_prefix(start) {
-                *layers =
-                    Some(n.parse().map_err(|_| format!("{name:?}: {n:?} is no number of layers; write {start}5"))?);
-                return Ok(true);
-            }
-        }
-        if let Some(layers) = name.strip_prefix("stages-") {
-            self.stages = layers.parse()?;
-            return Ok(true);
-        }
-        let Some(how) = name.strip_prefix("capacity-") else { return Ok(false) };
-        self.capacity = how.parse()?;
-        Ok(true)
+        let known = WORDS.iter().find(|w| w.name == word).ok_or_else(|| unknown(word))?;
+        (known.set)(self);
+        Ok(())
     }
 
     /// Ranks of an inner ring, where there are two rings.
@@ -243,15 +219,7 @@ impl Options {
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut words: Vec<String> = self.words().into_iter().map(String::from).collect();
-        words.extend((self.replicas > 0).then(|| format!("replicas-{}", self.replicas)));
-        words.extend((self.shard > 0).then(|| format!("shard-{}", self.shard)));
-        words.extend(self.first_stage.map(|n| format!("first-stage-{n}")));
-        words.extend(self.last_stage.map(|n| format!("last-stage-{n}")));
-        words.extend((!self.stages.is_empty()).then(|| format!("stages-{}", self.stages)));
-        words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
-        words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
-        words.extend((self.loss_chunks > 0).then(|| format!("loss-chunks-{}", self.loss_chunks)));
-        words.extend((self.mlp_chunks > 0).then(|| format!("mlp-chunks-{}", self.mlp_chunks)));
+        words.extend(NUMBERED.iter().filter_map(|w| Some(format!("{}{}", w.start, (w.said)(self)?))));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
 }
@@ -261,27 +229,14 @@ impl FromStr for Options {
 
     fn from_str(text: &str) -> Result<Options, String> {
         let mut options = Options::default();
-        for name in text.split('+').map(str::trim).filter(|name| !["", "default"].contains(name)) {
-            if options.numbered(name)? {
-                continue;
-            }
-            let Some(word) = WORDS.iter().find(|w| w.name == name) else {
-                let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
-                let parts: Vec<&str> = name.split([',', ' ', ';', '|']).filter(|part| !part.is_empty()).collect();
-                if parts.len() > 1 {
-                    return Err(format!("{name:?} is no option: words are joined by +; write {}", parts.join("+")));
-                }
-                let meant = meant(name, &known);
-                if !meant.is_empty() {
-                    return Err(format!("{name:?} is no option{meant}; `foretrain options` lists all of them"));
-                }
-                return Err(format!("{name:?} is no option; known are default and {}", known.join(", ")));
-            };
-            (word.set)(&mut options);
-        }
-        // A later word may have undone an earlier one.
-        let said = |name: &str| options.words().contains(&name) || is_numbered(name);
-        match text.split('+').map(str::trim).find(|name| !["", "default"].contains(name) && !said(name)) {
+        let words = || text.split('+').map(str::trim).filter(|word| !["", "default"].contains(word));
+        words().try_for_each(|word| options.take(word))?;
+        // A word that changes something when it is said again was undone by a later one.
+        let undone = |word: &&str| {
+            let mut again = options;
+            again.take(word).is_ok() && again != options
+        };
+        match words().find(undone) {
             Some(undone) => Err(format!("{undone:?} contradicts another word of {text:?}; leave one of them out")),
             None => Ok(options),
         }
@@ -332,6 +287,11 @@ mod tests {
         ] {
             assert_eq!(words.parse::<Options>().unwrap().to_string(), words);
         }
+        assert_eq!("replicas-08+shard-4+shard-4".parse::<Options>().unwrap().to_string(), "replicas-8+shard-4");
+        for words in ["loss-chunks-4+loss-chunks-8", "capacity-1+shadow-2+capacity-none", "stripe+contiguous"] {
+            let said = words.parse::<Options>().unwrap_err();
+            assert!(said.contains("contradicts another word"), "{words}: {said}");
+        }
         for (words, why) in [
             ("replicas-0", "above 0"),
             ("replicas-x", "replicas-32"),
@@ -339,7 +299,7 @@ mod tests {
             ("shard-1", "above 1"),
             ("loss-chunks-1", "loss-chunks-8"),
             ("mlp-chunks-0", "mlp-chunks-8"),
-            ("capacity-1.255", "two decimals"),
+            ("capacity-1.255", "\"capacity-1.255\": capacity \"1.255\" has more than two decimals"),
             ("capacity--1", "not above 0"),
             ("capacity-half:1", "no rule"),
             ("capacity-pad:", "no number"),

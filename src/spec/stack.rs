@@ -1,7 +1,8 @@
 //! What software brings: which attention kernel, and what the communication library takes for itself.
 
+use super::curves::CURVES;
 use super::gpu::Maker;
-use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, check_ratio, find, read};
+use super::{Found, GpuSpec, LlmSpec, Origin, Sourced, check_ratio, find, meant, read};
 use crate::error::{Error, Result, text};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -125,11 +126,12 @@ impl StackSpec {
 
     /// The same for a GPU.
     ///
-    /// Errors: kernels of communication that take more thread blocks than the GPU has SMs, or none. Cores of NPUs, TPUs and CPUs are
+    /// Errors: libraries of another maker; kernels of communication that take more thread blocks than the GPU has SMs, or none. Cores of NPUs, TPUs and CPUs are
     /// none, and are not counted; their DMA engines may move the bytes.
     pub fn find_for(name: &str, gpu: &GpuSpec) -> Result<StackSpec> {
         let found = find("stack", name)?;
         let spec = StackSpec::from_found(&found)?;
+        spec.check_maker(&found.file, gpu)?;
         let all = gpu.sms.value;
         let counted = matches!(gpu.architecture.maker(), Maker::Nvidia | Maker::Amd);
         for (field, ctas) in [("collective_ctas", &spec.collective_ctas), ("p2p_ctas", &spec.p2p_ctas)] {
@@ -139,6 +141,19 @@ impl StackSpec {
             }
         }
         Ok(spec)
+    }
+
+    /// Errors: the stack, which stands in `file`, is for devices of another maker.
+    pub fn check_maker(&self, file: &str, gpu: &GpuSpec) -> Result<()> {
+        let own = gpu.architecture.maker();
+        let Some(maker) = self.maker.filter(|maker| *maker != own) else { return Ok(()) };
+        let why = format!(
+            "{}: its libraries are not for {}, which is of maker {}; leave --stack out for what fits, or choose one",
+            maker.name(),
+            gpu.name,
+            own.name()
+        );
+        Err(Error::spec(file, "maker", why))
     }
 
     pub fn load(path: impl AsRef<Path>) -> Result<StackSpec> {
@@ -216,9 +231,15 @@ impl StackSpec {
             let why = format!("{} is no number of kernels that an op is (1 to 100)", spec.kernels_of_op());
             return Err(Error::spec(&found.file, "kernels_per_op", why));
         }
-        let mut passes = spec.unfused.iter().flat_map(|unfused| &unfused.value);
-        if let Some((kernel, passes)) = passes.find(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
-            let why = format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)");
+        for (kernel, passes) in spec.unfused.iter().flat_map(|unfused| &unfused.value) {
+            let why = match CURVES.contains(&kernel.as_str()) {
+                true if (1.0..=100.0).contains(passes) => continue,
+                true => format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)"),
+                false => match meant(kernel, CURVES).as_str() {
+                    "" => format!("{kernel}: no kernel has a curve of this name; known are {}", CURVES.join(", ")),
+                    meant => format!("{kernel}: no kernel has a curve of this name{meant}"),
+                },
+            };
             return Err(Error::spec(&found.file, "unfused", why));
         }
         let mut kept = spec.kept.iter().flat_map(|kept| &kept.value);

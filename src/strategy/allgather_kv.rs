@@ -136,11 +136,18 @@ impl GatherKv {
         }
     }
 
-    /// Copies between rows of all heads and a slot for each group; `width` elements a head.
-    fn regroup(&self, b: &mut Builder, what: &str, part: HeadPart, exchange: Exchange, whole: Buf, slots: Buf) {
+    /// Copies between rows of all heads and a slot for each group, forward or backward.
+    fn regroup(
+        &self,
+        b: &mut Builder,
+        what: &str,
+        part: HeadPart,
+        (exchange, backward): (Exchange, bool),
+        [whole, slots]: [Buf; 2],
+    ) {
         let (batch, seq, ranks) = (self.shape.block.batch, self.shape.seq, self.groups());
         let permute = HeadPermute::new(exchange, Packing::ByRank, [ranks, batch, seq], vec![part]);
-        let kernel = Kernel::Permute(permute);
+        let kernel = Kernel::Permute(HeadPermute { backward, ..permute });
         let apart: Vec<Buf> = (0..ranks as u32).map(|g| slots.slot(g)).collect();
         match exchange {
             Exchange::PackHeads => b.compute(&format!("{what}_by_head"), kernel, &[whole], &apart),
@@ -201,30 +208,30 @@ impl GatherKv {
     }
 
     /// q and kv by head group, and where their results go: the operands themselves if there is one group.
-    fn operands(&self, b: &mut Builder, s: &Scratch, io: Saved) -> Operands {
+    fn operands(&self, b: &mut Builder, s: &Scratch, io: Saved, backward: bool) -> Operands {
         let Some(by) = &s.groups else { return Operands { q: io.q, kv: io.kv, o: io.o, lse: io.lse() } };
-        self.regroup(b, "kv", self.kv_part(), Exchange::PackHeads, io.kv, by.kv);
-        self.regroup(b, "q", self.q_part(), Exchange::PackHeads, io.q, by.q);
+        self.regroup(b, "kv", self.kv_part(), (Exchange::PackHeads, backward), [io.kv, by.kv]);
+        self.regroup(b, "q", self.q_part(), (Exchange::PackHeads, backward), [io.q, by.q]);
         Operands { q: by.q, kv: by.kv, o: by.o, lse: by.lse }
     }
 
     /// o, lse = attention(q, kv) over the KV of all ranks.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
-        let by = self.operands(b, s, io);
+        let by = self.operands(b, s, io, false);
         let kernel = Kernel::Attention(self.block());
         self.each_group(b, s, by.kv, |b, g, kv| {
             let results = [by.o.slot(g), by.lse.slot(g)];
             b.compute(&format!("attention.{g}"), kernel.clone(), &[by.q.slot(g), kv], &results);
         });
         if s.groups.is_some() {
-            self.regroup(b, "o", self.o_part(), Exchange::UnpackHeads, io.o, by.o);
-            self.regroup(b, "lse", self.scalar_part(), Exchange::UnpackHeads, io.lse(), by.lse);
+            self.regroup(b, "o", self.o_part(), (Exchange::UnpackHeads, false), [io.o, by.o]);
+            self.regroup(b, "lse", self.scalar_part(), (Exchange::UnpackHeads, false), [io.lse(), by.lse]);
         }
     }
 
     /// dq, dkv from the gradient of o.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
-        let by = self.operands(b, s, io);
+        let by = self.operands(b, s, io, true);
         delta(b, &self.shape, io.o, d_o, s.delta);
         let (d_o, delta, dq, dkv) = self.gradients(b, s, io, d_o);
         let kernel = Kernel::AttentionBwd(self.block());
@@ -234,8 +241,8 @@ impl GatherKv {
             self.send_home(b, s, g, dkv.slot(g));
         });
         if s.groups.is_some() {
-            self.regroup(b, "dq", self.q_part(), Exchange::UnpackHeads, s.dq, dq);
-            self.regroup(b, "dkv", self.kv_part(), Exchange::UnpackHeads, s.dkv, dkv);
+            self.regroup(b, "dq", self.q_part(), (Exchange::UnpackHeads, true), [s.dq, dq]);
+            self.regroup(b, "dkv", self.kv_part(), (Exchange::UnpackHeads, true), [s.dkv, dkv]);
         }
         (s.dq, s.dkv)
     }
@@ -243,9 +250,9 @@ impl GatherKv {
     /// d_o and delta by head group, and where dq and dkv of each go.
     fn gradients(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf, Buf, Buf) {
         let Some(by) = &s.groups else { return (d_o, s.delta, s.dq, s.dkv) };
-        self.regroup(b, "do", self.o_part(), Exchange::PackHeads, d_o, by.d_o);
-        self.regroup(b, "lse", self.scalar_part(), Exchange::PackHeads, io.lse(), by.lse);
-        self.regroup(b, "delta", self.scalar_part(), Exchange::PackHeads, s.delta, by.delta);
+        self.regroup(b, "do", self.o_part(), (Exchange::PackHeads, true), [d_o, by.d_o]);
+        self.regroup(b, "lse", self.scalar_part(), (Exchange::PackHeads, true), [io.lse(), by.lse]);
+        self.regroup(b, "delta", self.scalar_part(), (Exchange::PackHeads, true), [s.delta, by.delta]);
         (by.d_o, by.delta, by.dq, by.dkv)
     }
 

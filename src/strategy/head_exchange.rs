@@ -72,19 +72,28 @@ impl HeadExchange {
         Parcel { joined: true, ..self.parcel(b, name, parts, wires) }
     }
 
-    /// Packs, exchanges and unpacks parcel by parcel: while one is under way the next is packed. `d`: the beginning of
-    /// all names. Returns the last op.
-    pub fn run(&self, b: &mut Builder, d: &str, parcels: &[Parcel], way: Way, mut from: &[Buf], mut to: &[Buf]) -> u32 {
+    /// Packs, exchanges and unpacks parcel by parcel: while one is under way the next is packed. Returns the last op.
+    pub fn run(
+        &self,
+        b: &mut Builder,
+        backward: bool,
+        parcels: &[Parcel],
+        way: Way,
+        mut from: &[Buf],
+        mut to: &[Buf],
+    ) -> u32 {
         let (pack, unpack) = match way {
             Way::There => (Exchange::PackHeads, Exchange::UnpackSeq),
             Way::Back => (Exchange::PackSeq, Exchange::UnpackHeads),
         };
+        let d = if backward { "d" } else { "" };
+        let permute = |parcel, exchange| self.permute(parcel, exchange, backward);
         let group = Group::axes(&self.axes);
         let via = Via { group: &group, index: 0, engine: self.engine };
         for parcel in parcels {
             let sends: Vec<Buf> = parcel.wires.iter().map(|(_, w)| w.send).collect();
             let reads = from.split_off(..parcel.operands()).expect("as many operands as the parcels have");
-            b.compute(&format!("{d}{}_pack", parcel.name), self.permute(parcel, pack), reads, &sends);
+            b.compute(&format!("{d}{}_pack", parcel.name), permute(parcel, pack), reads, &sends);
             for (name, wire) in &parcel.wires {
                 let (label, kind) = (format!("{d}{name}_a2a"), CollectiveKind::AllToAll);
                 b.collective(&label, via, kind, wire.send, wire.recv, self.dtype);
@@ -94,15 +103,15 @@ impl HeadExchange {
         for parcel in parcels {
             let recvs: Vec<Buf> = parcel.wires.iter().map(|(_, w)| w.recv).collect();
             let writes = to.split_off(..parcel.operands()).expect("as many operands as the parcels have");
-            last = b.compute(&format!("{d}{}_unpack", parcel.name), self.permute(parcel, unpack), &recvs, writes);
+            last = b.compute(&format!("{d}{}_unpack", parcel.name), permute(parcel, unpack), &recvs, writes);
         }
         last
     }
 
-    fn permute(&self, parcel: &Parcel, exchange: Exchange) -> Kernel {
+    fn permute(&self, parcel: &Parcel, exchange: Exchange, backward: bool) -> Kernel {
         let (shape, parts) = ([self.ranks, self.batch, self.seq], parcel.parts.clone());
         let permute = HeadPermute::new(exchange, parcel.packing, shape, parts);
-        Kernel::Permute(HeadPermute { joined: parcel.joined, order: self.order.clone(), ..permute })
+        Kernel::Permute(HeadPermute { joined: parcel.joined, order: self.order.clone(), backward, ..permute })
     }
 }
 

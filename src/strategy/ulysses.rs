@@ -153,41 +153,42 @@ impl Ulysses {
     /// q and kv of my tokens -> q and kv of all tokens, for my heads.
     pub fn scatter_qkv(&self, b: &mut Builder, s: &Scratch, from: [Buf; 2], to: [Buf; 2]) {
         let kv = s.copies.as_ref().map_or(to[1], |copies| copies.slice);
-        self.exchange().run(b, "", &s.qkv, Way::There, &from, &[to[0], kv]);
+        self.exchange().run(b, false, &s.qkv, Way::There, &from, &[to[0], kv]);
         if let Some(copies) = &s.copies {
             self.among_copies(b, "kv_gather", CollectiveKind::AllGather, copies.slice, copies.slices);
-            let kernel = self.between_slices(Exchange::UnpackHeads);
+            let kernel = self.between_slices(Exchange::UnpackHeads, false);
             b.compute("kv_expand", kernel, &[copies.slices], &[to[1]]);
         }
     }
 
     /// The output for my heads -> the output of my tokens.
     pub fn gather_o(&self, b: &mut Builder, s: &Scratch, from: Buf, to: Buf) {
-        self.exchange().run(b, "", std::slice::from_ref(&s.o), Way::Back, &[from], &[to]);
+        self.exchange().run(b, false, std::slice::from_ref(&s.o), Way::Back, &[from], &[to]);
     }
 
     /// The gradient of the output of my tokens -> that of all tokens, for my heads.
     pub fn scatter_do(&self, b: &mut Builder, s: &Scratch, from: Buf) -> Buf {
-        self.exchange().run(b, "d", std::slice::from_ref(&s.o), Way::There, &[from], &[s.do_full]);
+        self.exchange().run(b, true, std::slice::from_ref(&s.o), Way::There, &[from], &[s.do_full]);
         s.do_full
     }
 
     /// dq and dkv for my heads -> those of my tokens, copies of a KV head summed.
     pub fn gather_dqkv(&self, b: &mut Builder, s: &Scratch, (dq, mut dkv): (Buf, Buf)) -> (Buf, Buf) {
         if let Some(copies) = &s.copies {
-            let kernel = self.between_slices(Exchange::PackHeads);
+            let kernel = self.between_slices(Exchange::PackHeads, true);
             b.compute("dkv_cut", kernel, &[dkv], &[copies.slices]);
             self.among_copies(b, "dkv_scatter", CollectiveKind::ReduceScatter, copies.slices, copies.slice);
             dkv = copies.slice;
         }
-        self.exchange().run(b, "d", &s.qkv, Way::Back, &[dq, dkv], &[s.dq, s.dkv]);
+        self.exchange().run(b, true, &s.qkv, Way::Back, &[dq, dkv], &[s.dq, s.dkv]);
         (s.dq, s.dkv)
     }
 
     /// A kernel between a KV head of all tokens and its slices.
-    fn between_slices(&self, exchange: Exchange) -> Kernel {
+    fn between_slices(&self, exchange: Exchange, backward: bool) -> Kernel {
         let shape = [self.copies(), self.batch, self.seq * u64::from(self.ranks)];
-        Kernel::Permute(HeadPermute::new(exchange, Packing::Together, shape, vec![self.slices()]))
+        let permute = HeadPermute::new(exchange, Packing::Together, shape, vec![self.slices()]);
+        Kernel::Permute(HeadPermute { backward, ..permute })
     }
 
     fn among_copies(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf) {

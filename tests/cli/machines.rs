@@ -73,6 +73,28 @@ fn machines_that_cannot_be_are_refused() {
     }
 }
 
+/// Rings of NCCL were timed on AMD's GPUs, and what no framework fuses was misspelt without a word.
+#[test]
+fn stacks_are_for_their_maker_and_of_kernels_that_are() {
+    let dir = folder();
+    for (line, cluster, stack, gpu) in [
+        ("collective", "mi355x-8x400", "nccl-fa2", "mi355x, which is of maker amd"),
+        ("dispatch --ep 8", "mi300x-8x400", "nccl-fa2", "mi300x, which is of maker amd"),
+        ("collective", "dgx-h100", "rccl-fa2", "h100-sxm5, which is of maker nvidia"),
+        ("estimate --gpus 8", "mi300x-8x400", "nccl-fa2", "mi300x, which is of maker amd"),
+    ] {
+        let (code, _, err) = said(dir.path(), &format!("{line} --cluster {cluster} --stack {stack}"));
+        let why = format!("its libraries are not for {gpu}; leave --stack out for what fits");
+        assert!(code == 2 && err.contains(&format!("stack/{stack}: maker: ")) && err.contains(&why), "{line}: {err}");
+    }
+    let mut stack = shipped("models/stack/torch-eager.json");
+    stack["unfused"]["value"]["norm_bdw"] = 3.0.into();
+    fs::write(dir.path().join("mine.json"), stack.to_string()).unwrap();
+    let (code, _, err) = said(dir.path(), "estimate --gpus 8 --tp 8 --stack ./mine.json");
+    let why = "mine.json: unfused: norm_bdw: no kernel has a curve of this name (did you mean norm_bwd?)";
+    assert!(code == 2 && err.contains(why), "{code}, {err}");
+}
+
 /// 4,096 GPUs of a cluster of 2,048 were costed without a word.
 #[test]
 fn more_gpus_than_the_file_has_are_told_of() {

@@ -49,7 +49,7 @@ fn stack_of(gpu: &GpuSpec) -> &'static str {
         // A kernel for all experts of a rank, as on Hopper.
         Architecture::Blackwell if gpu.attention.contains_key("cudnn") => "nccl-cudnn-grouped",
         Architecture::Blackwell => "nccl-fa2",
-        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
+        Architecture::Cdna1 | Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
         Architecture::Tpu => "tpu",
         Architecture::Npu => "hccl-fa2",
         Architecture::Cpu => "cpu",

@@ -40,11 +40,10 @@ pub fn theoretical_sms(route: &Route, architecture: Architecture) -> Result<u16>
 
 /// [`theoretical_sms`] before the margin and the rounding.
 fn raw_sms(spec: &ExchangeSpec, route: &Route, architecture: Architecture) -> Result<f64> {
-    let name = format!("{architecture:?}").to_lowercase();
     let rule = spec.sm_rule.as_ref().expect("the shipped library has a rule");
-    let Some(links) = rule.links.get(&name) else {
-        let known: Vec<_> = rule.links.keys().cloned().collect();
-        let why = format!("DeepEP V2 has no rule of SMs for {name}; it knows {}", known.join(", "));
+    let Some(links) = rule.links.get(&architecture) else {
+        let known: Vec<_> = rule.links.keys().map(|known| known.name()).collect();
+        let why = format!("DeepEP V2 has no rule of SMs for {}; it knows {}", architecture.name(), known.join(", "));
         return Err(Cause::Dispatch.infeasible(why));
     };
     if route.ranks == 1 {

@@ -20,7 +20,7 @@ pub struct Fitted {
     pub fill_switch: f64,
     /// A step of a tree's chain inside a node, in steps of a ring.
     pub tree_step: f64,
-    /// Part of a ring's bandwidth that LL128 reaches between nodes; the tuner has 0.92.
+    /// Part of the bandwidth that LL128 reaches between nodes, of rings and of trees; the tuner has 0.92 for both.
     pub rate_ll128: f64,
     /// A ring inside a node: flags beside the data, and flags of whole chunks, which is less to wait for, or more to
     /// send. Fitted on the tables of traces/published/nccl.json (H100, H200, A100, B200, GB200, 2 to 8 GPUs) with a

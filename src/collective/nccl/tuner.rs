@@ -8,6 +8,7 @@ use super::{Choice, LinkTime, SPREAD_BETWEEN, SPREAD_INSIDE, provenance};
 use crate::cluster::{Block, Cluster};
 use crate::collective::{Algorithm, Protocol};
 use crate::plan::CollectiveKind;
+use crate::spec::gpu::Maker;
 use crate::spec::{Architecture, Provenance, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 
@@ -80,8 +81,7 @@ const PAT_MEMBER: f64 = 2.8e-6;
 /// have 35 to 39 GB/s with RCCL 2.22.3 and 45 to 47 with ROCm 7.2 on MI355X, where a link has 52 and four GPUs reach 160 to
 /// 169 (two users' sweeps over 2 to 8 GPUs).
 fn lone_ring(cluster: &Cluster, members: u32) -> bool {
-    let amd = matches!(cluster.gpu.architecture, Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4);
-    amd && cluster.spec.gpus_per_node == 8 && (5..8).contains(&members)
+    cluster.gpu.architecture.maker() == Maker::Amd && cluster.spec.gpus_per_node == 8 && (5..8).contains(&members)
 }
 
 impl<'a> Tuner<'a> {
@@ -256,7 +256,7 @@ fn ll_max(architecture: Architecture, nodes: u32) -> f64 {
     match architecture {
         Architecture::Volta | Architecture::Turing => of_nodes([39.0, 39.0, 20.4]),
         Architecture::Ampere | Architecture::Ada => of_nodes([87.7, 22.5, 19.0]),
-        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 | Architecture::Npu => {
+        Architecture::Cdna1 | Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 | Architecture::Npu => {
             of_nodes([87.7, 22.5, 19.0])
         }
         Architecture::Hopper => of_nodes([141.0, 39.0, 20.4]),

@@ -144,14 +144,3 @@ impl Kernel {
         Operands { reads, writes }
     }
 }
-
-/// Whether a kernel's name is that of an attention, be its sums its own or added to others'.
-pub fn is_attention(kernel: &str) -> bool {
-    let backward = ["attention_bwd", "attention_bwd_onto", "sparse_attention_bwd", "lightning_index_bwd"];
-    is_attention_forward(kernel) || backward.contains(&kernel)
-}
-
-/// Whether a kernel's name is that of an attention's forward pass.
-pub fn is_attention_forward(kernel: &str) -> bool {
-    ["attention", "attention_onto", "sparse_attention", "lightning_index"].contains(&kernel)
-}

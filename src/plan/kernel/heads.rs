@@ -132,6 +132,9 @@ pub struct HeadPermute {
     /// `None`: they stay in rank order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Segs>,
+    /// Whether what it moves is of a backward pass.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub backward: bool,
 }
 
 impl HeadPermute {
@@ -142,7 +145,7 @@ impl HeadPermute {
         [ranks, batch, seq]: [u64; 3],
         parts: Vec<HeadPart>,
     ) -> HeadPermute {
-        HeadPermute { exchange, packing, ranks, batch, seq, parts, joined: false, order: None }
+        HeadPermute { exchange, packing, ranks, batch, seq, parts, joined: false, order: None, backward: false }
     }
 
     pub(super) fn operands(&self) -> Operands {

@@ -1,8 +1,8 @@
 //! Every kernel a plan can name: its operands, its floating-point operations, its bytes.
 //!
-//! One multiply-accumulate is two FLOP; that is said here and nowhere else. Only matrix products count
-//! FLOPs: what a memory-bound kernel computes is never what limits it. Bytes are the least a kernel must
-//! move: every operand once, trimmed to the rows a mask leaves.
+//! One multiply-accumulate is two FLOP, here and in the files of kernels beside (`expert`, `muon`, `sparse`, `unfused`).
+//! Only matrix products count FLOPs: what a memory-bound kernel computes is never what limits it. Bytes are the least a
+//! kernel must move: every operand once, trimmed to the rows a mask leaves.
 //!
 //! Legend of shapes: n tokens of a microbatch on this rank (batch b times s), h hidden, a heads, k KV
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
@@ -13,9 +13,9 @@ mod names;
 mod operands;
 mod ssm;
 
-pub use attention::{AttnBlock, Side, is_attention, is_attention_forward};
+pub use attention::{AttnBlock, Side};
 pub use heads::{Exchange, HeadPad, HeadPart, HeadPermute, Packing};
-pub use names::is_product;
+pub use names::Family;
 pub use operands::Operands;
 pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 

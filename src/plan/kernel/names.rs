@@ -1,6 +1,6 @@
 //! The names of kernels, and which of them behave alike.
 
-use super::{Exchange, Kernel};
+use super::{Exchange, HeadPermute, Kernel};
 use crate::plan::muon::MuonKernel;
 
 impl Kernel {
@@ -61,10 +61,29 @@ impl Kernel {
     pub fn is_forward(&self) -> bool {
         match self {
             Kernel::MatMul { b_t, .. } => *b_t,
-            Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
-            Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
+            Kernel::Unfused { step, .. } => step.is_forward(),
+            Kernel::Ssm(kernel) => kernel.is_forward(),
             Kernel::Sparse(kernel) => kernel.is_forward(),
-            other => !other.curve().contains("bwd"),
+            Kernel::Expert(kernel) => kernel.is_forward(),
+            Kernel::Permute(HeadPermute { backward, .. })
+            | Kernel::Rope { backward, .. }
+            | Kernel::LatentRope { backward, .. }
+            | Kernel::Positions { backward, .. } => !backward,
+            Kernel::Reorder { inverse, .. } => !inverse,
+            Kernel::Attention(_) | Kernel::AttentionOnto(_) => true,
+            Kernel::AddLse(_) | Kernel::AddWeighted(_) | Kernel::MergeLse(_) => true,
+            Kernel::Norm { .. } | Kernel::HeadNorm { .. } | Kernel::LatentNorm { .. } => true,
+            Kernel::LayerNorm { .. } | Kernel::Residual { .. } | Kernel::Embed { .. } => true,
+            Kernel::Gelu { .. } | Kernel::Relu2 { .. } | Kernel::SwiGlu { .. } => true,
+            Kernel::CrossEntropy { .. } | Kernel::VocabStats(_) | Kernel::VocabCrossEntropy { .. } => true,
+            // The schedule of a pipeline and the optimizer of one cut rows in Python, whichever way they go.
+            Kernel::OwnRows { .. } => true,
+            Kernel::AttentionDelta { .. } | Kernel::AttentionBwd(_) | Kernel::AttentionBwdOnto(..) => false,
+            Kernel::NormBwd { .. } | Kernel::HeadNormBwd { .. } | Kernel::LatentNormBwd { .. } => false,
+            Kernel::LayerNormBwd { .. } | Kernel::BiasBwd { .. } | Kernel::DropoutBwd { .. } => false,
+            Kernel::GeluBwd { .. } | Kernel::Relu2Bwd { .. } | Kernel::SwiGluBwd { .. } => false,
+            Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Muon(_) => false,
+            Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Wait { .. } => false,
         }
     }
 
@@ -131,7 +150,111 @@ impl Kernel {
     }
 }
 
-/// Whether a kernel's name is that of a product of matrices, those of experts and of the optimizer included.
-pub fn is_product(kernel: &str) -> bool {
-    ["matmul", "grouped_matmul", "mask_rows", "head_matmul", "muon_gram", "muon_square", "muon_apply"].contains(&kernel)
+/// What a kernel computes, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Products of matrices, those of experts and of the optimizer included.
+    Product,
+    /// Products of queries, keys, values and their gradients where attention is not fused.
+    HeadProduct,
+    /// Attention in one kernel, be its sums its own or added to others', and the scores that choose its keys.
+    Attention,
+    AttentionBwd,
+    /// What memory bounds, and communication.
+    Other,
+}
+
+impl Family {
+    pub fn of(kernel: &str) -> Family {
+        match kernel {
+            "matmul" | "grouped_matmul" | "mask_rows" | "head_matmul" => Family::Product,
+            "muon_gram" | "muon_square" | "muon_apply" => Family::Product,
+            "scores" | "values" | "probs_bwd" | "q_bwd" | "kv_bwd" => Family::HeadProduct,
+            "attention" | "attention_onto" | "sparse_attention" | "lightning_index" => Family::Attention,
+            "attention_bwd" | "attention_bwd_onto" | "sparse_attention_bwd" | "lightning_index_bwd" => {
+                Family::AttentionBwd
+            }
+            _ => Family::Other,
+        }
+    }
+
+    pub fn is_product(self) -> bool {
+        matches!(self, Family::Product | Family::HeadProduct)
+    }
+
+    pub fn is_attention(self) -> bool {
+        matches!(self, Family::Attention | Family::AttentionBwd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::kernel::Operands;
+    use crate::plan::muon::Matrices;
+    use crate::plan::{AttnBlock, HeadDropout, Mesh, ScoreStep, Segs, WorkClass};
+    use crate::spec::curves::CURVES;
+    use crate::spec::{Factor, Mask};
+    use std::collections::BTreeSet;
+
+    /// Every name that a kernel has is that of a curve that files of stacks may name, but for those that share others'.
+    #[test]
+    fn stacks_know_every_curve() {
+        let no_curves = ["matmul", "permute", "head_matmul"];
+        let sources = [
+            include_str!("names.rs"),
+            include_str!("ssm.rs"),
+            include_str!("../expert.rs"),
+            include_str!("../muon.rs"),
+            include_str!("../sparse.rs"),
+            include_str!("../unfused.rs"),
+        ];
+        let of_file = |text: &'static str| text.split("#[cfg(test)]").next().unwrap().split("=> \"").skip(1);
+        let names = sources.into_iter().flat_map(of_file).map(|rest| rest.split('"').next().unwrap());
+        let curves: BTreeSet<&str> =
+            names.filter(|name| !no_curves.contains(name) && !name.starts_with("muon_")).collect();
+        assert_eq!(curves.into_iter().collect::<Vec<_>>(), CURVES);
+    }
+
+    /// Products by their names are products by their work, whether of heads whose attention is not fused or of Muon.
+    #[test]
+    fn families_are_what_kernels_work_on() {
+        let segs = Segs::new(64, &[]);
+        let block = AttnBlock {
+            q: segs.clone(),
+            kv: segs,
+            batch: 1,
+            heads: 4,
+            kv_heads: 4,
+            head_dim: 8,
+            v_dim: None,
+            mask: Mask::new(true),
+            factor: Factor::ONE,
+        };
+        let steps = [
+            ScoreStep::Scores,
+            ScoreStep::Softmax,
+            ScoreStep::Drop(HeadDropout { probability: 0.1, heads_over: vec![] }),
+            ScoreStep::Values,
+            ScoreStep::ProbsBwd,
+            ScoreStep::SoftmaxBwd,
+            ScoreStep::QBwd,
+            ScoreStep::KvBwd,
+        ];
+        let of = Matrices { from: 0, count: 2, rows: 16, cols: 32, longer: 32 };
+        let muon = [
+            MuonKernel::Normalise { of },
+            MuonKernel::Gram { of },
+            MuonKernel::Square { of },
+            MuonKernel::Apply { of },
+        ];
+        let kernels = steps.into_iter().map(|step| Kernel::Unfused { block: block.clone(), step });
+        let views = [Mesh::new(&[])];
+        for kernel in kernels.chain(muon.into_iter().map(Kernel::Muon)) {
+            let Operands { reads, writes } = kernel.operands(&views);
+            let work = kernel.work(&views, 0, &reads, &writes).unwrap();
+            let multiplies = matches!(work.class, WorkClass::Gemm { .. });
+            assert_eq!(Family::of(kernel.name()).is_product(), multiplies, "{}", kernel.name());
+        }
+    }
 }

@@ -96,6 +96,16 @@ pub struct SsmKernel {
 }
 
 impl SsmKernel {
+    pub fn is_forward(&self) -> bool {
+        match self.op {
+            SsmOp::Conv | SsmOp::Scan | SsmOp::Norm { .. } | SsmOp::Gate | SsmOp::GroupNorm { .. } | SsmOp::Own(_) => {
+                true
+            }
+            SsmOp::ConvBwd | SsmOp::ScanBwd | SsmOp::NormBwd { .. } | SsmOp::GateBwd => false,
+            SsmOp::GroupNormBwd { .. } | SsmOp::OwnBwd(_) => false,
+        }
+    }
+
     pub fn name(&self) -> &'static str {
         match self.op {
             SsmOp::Conv => "causal_conv",

@@ -45,12 +45,30 @@ impl Stacks {
             return (same.name.clone(), None);
         }
         let Some(plain) = self.all.iter().find(|of| of.name == stack.name) else { return (stack.name.clone(), None) };
-        let launch = stack.host_launch.value;
+        let launch = |of: &StackSpec| (of.host_launch.value, of.forward_launches.clone());
+        let operators = |of: &StackSpec| (of.unfused.clone(), of.kept.clone());
+        // Whatever else is otherwise has no words of its own.
+        let rest = StackSpec {
+            tuned_sends: plain.tuned_sends.clone(),
+            group_start: plain.group_start.clone(),
+            host_launch: plain.host_launch.clone(),
+            forward_launches: plain.forward_launches.clone(),
+            unfused: plain.unfused.clone(),
+            kept: plain.kept.clone(),
+            slower: plain.slower.clone(),
+            no_pat: plain.no_pat.clone(),
+            tree_rate: plain.tree_rate.clone(),
+            ..stack.clone()
+        };
         let differs = [
             (stack.tuned_sends != plain.tuned_sends, "sends tuned as stack megatron-bridge has them".to_string()),
-            (stack.group_start.is_none() && plain.group_start.is_some(), "experts of a rank in one kernel".into()),
-            (launch != plain.host_launch.value, format!("{} of the CPU an op", seconds(launch.value()))),
-            (stack.unfused != plain.unfused, "operators that are not fused".into()),
+            (stack.group_start != plain.group_start, "experts of a rank in one kernel".into()),
+            (launch(stack) != launch(plain), format!("{} of the CPU an op", seconds(stack.host_launch.value.value()))),
+            (operators(stack) != operators(plain), "operators that are not fused".into()),
+            (stack.slower != plain.slower, "slower kernels".into()),
+            (stack.no_pat != plain.no_pat, "a library without parallel aggregated trees".into()),
+            (stack.tree_rate != plain.tree_rate, "trees of another rate".into()),
+            (rest != *plain, "other constants".into()),
         ];
         let said: Vec<String> = differs.into_iter().filter(|(differs, _)| *differs).map(|(_, said)| said).collect();
         let said = (!said.is_empty()).then(|| format!("stack {} with {}", stack.name, said.join(", ")));
@@ -136,8 +154,17 @@ mod tests {
         assert_eq!(name, "nccl-cudnn");
         assert!(said.unwrap().contains("sends tuned"));
         assert_eq!(stacks.named(&StackSpec { group_start: None, ..tuned }), ("megatron-bridge".into(), None));
-        let one = StackSpec { group_start: None, ..plain };
+        let one = StackSpec { group_start: None, ..plain.clone() };
         assert_eq!(stacks.named(&one), ("nccl-cudnn-grouped".into(), None));
+        let (source, provenance) = (String::new(), Origin::Derived);
+        let older = StackSpec { no_pat: Some(Sourced { value: true, source, provenance }), ..plain.clone() };
+        let said = |stack: &StackSpec| stacks.named(stack).1.unwrap_or_default();
+        assert_eq!(said(&older), "stack nccl-cudnn with a library without parallel aggregated trees");
+        assert_eq!(said(&Stacks::without_trees(&plain)), "stack nccl-cudnn with trees of another rate");
+        let slower = StackSpec::find("hai-llm").unwrap().slower;
+        let widest_head = Some(Sourced { value: 64, source: String::new(), provenance });
+        let other = StackSpec { slower, widest_head, ..plain };
+        assert_eq!(said(&other), "stack nccl-cudnn with slower kernels, other constants");
     }
 
     #[test]

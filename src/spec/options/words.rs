@@ -433,34 +433,3 @@ pub const WORDS: &[Word] = &[
     Word { name: "fpdt-32", about: "the same in 32 chunks", set: |o| o.chunks = 32, is_set: |o| o.chunks == 32 },
     Word { name: "fpdt-64", about: "the same in 64 chunks", set: |o| o.chunks = 64, is_set: |o| o.chunks == 64 },
 ];
-
-/// Words that end in a number of the user's, for help texts.
-pub const NUMBERED: &[(&str, &str)] = &[
-    ("replicas-N", "N slots of experts beyond one for each, which EPLB gives to those with most rows; as --replicas"),
-    (
-        "shard-N",
-        "ZeRO among N neighbouring ranks that hold the same weights, sums going on to the other groups of N (hybrid sharding: FSDP's HYBRID_SHARD, MiCS, Megatron-LM's num-distributed-optimizer-instances)",
-    ),
-    ("shadow-N", "every rank computes the N hottest experts for itself, their weights being broadcast; as --shadow"),
-    (
-        "first-stage-N",
-        "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers); of a pipeline in a V those of its first chunk",
-    ),
-    (
-        "last-stage-N",
-        "the same of the last stage; of a pipeline in a V of its last chunk, which the first stage has as well",
-    ),
-    (
-        "stages-N",
-        "pipeline: layers of every stage, as stages-2.2.3.3.4.4.4.2, or stages-2x10.3x20.2x2 for 10 stages of 2 layers, 20 of 3 and 2 of 2 (Yuan 2.0); with vp of every chunk, the first of every stage before the second of any",
-    ),
-    (
-        "loss-chunks-N",
-        "head and loss in N pieces of a microbatch: logits and their gradient are those of one piece at a time (Liger's fused linear cross-entropy, torchtune's chunked loss)",
-    ),
-    (
-        "mlp-chunks-N",
-        "feed-forward networks in N pieces of a microbatch, each made again in the backward pass: gate, up and activation are those of one piece at a time (Arctic's TiledMLP)",
-    ),
-    ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
-];

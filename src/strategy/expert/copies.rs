@@ -36,7 +36,7 @@ impl Experts {
             let own = g.rows(rows[0], rows[0] + sums.slots * cols);
             let put = |b: &mut Builder, what: &str, [from, to]: [Layout; 2], x: Buf, y: Buf| {
                 let rows = [from, to].map(|layout| if layout == Layout::Copies { sums.copies } else { sums.slots });
-                let op = ExpertOp::Rows { from, to, rows, values: Values::Row { cols } };
+                let op = ExpertOp::Rows { from, to, rows, values: Values::Row { cols }, backward: true };
                 let kernel = Kernel::Expert(ExpertKernel { route: sums.route, op });
                 b.compute(&format!("{what}_{name}"), kernel, &[x], &[y]);
             };

@@ -97,6 +97,14 @@ pub struct Parts {
 /// Writers of compute that may stand beside a dispatch, and beside a combine.
 pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
 
+/// The orders of rows before and behind a kernel that moves them, and whether they move in the backward pass.
+#[derive(Clone, Copy)]
+struct Ends {
+    from: Layout,
+    to: Layout,
+    backward: bool,
+}
+
 /// SMs of DeepEP's V1 kernels where nobody says: the default of its buffers (github:deepseek-ai/DeepEP, `Buffer.num_sms`).
 pub const DEEPEP_SMS: u16 = 20;
 /// SMs of Hybrid-EP, as in the performance recipes of Megatron-Bridge.
@@ -257,21 +265,24 @@ impl Experts {
         }
     }
 
-    fn put(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], values: Values, reads: &[Buf], y: Buf) {
+    fn put(&self, b: &mut Builder, label: &str, ends: Ends, values: Values, reads: &[Buf], y: Buf) {
+        let Ends { from, to, backward } = ends;
         let rows = [self.capacity(from), self.capacity(to)];
-        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values }, reads, &[y]);
+        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values, backward }, reads, &[y]);
     }
 
     /// Puts rows of tokens at their choices, or adds up those of choices for their tokens.
-    fn pick(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], phase: Phase, x: Buf, y: Buf) {
+    fn pick(&self, b: &mut Builder, label: &str, ends: Ends, phase: Phase, x: Buf, y: Buf) {
         let cols = self.hidden;
         if self.span == 0 {
-            return self.put(b, label, [from, to], Values::Row { cols }, &[x], y);
+            return self.put(b, label, ends, Values::Row { cols }, &[x], y);
         }
+        let Ends { from, to, backward } = ends;
         // Masks that weigh the sum of a token's rows have a gradient, too.
         let products = if phase == Phase::CachedDispatch { 2 } else { 1 };
         let rows = [self.capacity(from), self.capacity(to)];
-        self.kernel(b, label, ExpertOp::Masked { from, to, rows, cols, span: self.span, products }, &[x], &[y]);
+        let op = ExpertOp::Masked { from, to, rows, cols, span: self.span, products, backward };
+        self.kernel(b, label, op, &[x], &[y]);
     }
 
     fn matmul(&self, b: &mut Builder, label: &str, pass: Pass, [n, k]: [u64; 2], reads: &[Buf], y: Buf) {
@@ -322,12 +333,12 @@ impl Experts {
         self.shadow_matmul(b, Pass::Forward, 0, keep, [keep.x(), keep.gate_up()]);
         self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
         if let Some(codes) = keep.gate_up_codes {
-            let op = ExpertOp::Quantise { layout: Layout::Experts, rows: self.rows, cols: wide };
+            let op = ExpertOp::Quantise { layout: Layout::Experts, rows: self.rows, cols: wide, backward: false };
             self.kernel(b, "gate_up_quantise", op, &[keep.gate_up()], &codes);
         }
         self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act(), down], s.y);
         self.shadow_matmul(b, Pass::Forward, 1, keep, [keep.act(), s.y]);
-        self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
+        self.to_tokens(b, s, false, (s.y, None), (sum, s.d_gates), beside_combine);
         if let Some([_, up]) = w.squeezed {
             b.compute("unsqueeze", linear(self.tokens, self.whole, h, self.fp8), &[sum, up], &[out]);
         }
@@ -337,7 +348,8 @@ impl Experts {
     fn gate_up_again(&self, b: &mut Builder, label: &str, keep: &Saved) {
         if let Some(codes) = keep.gate_up_codes {
             let values = Values::Scaled { cols: self.wide() };
-            self.put(b, label, [Layout::Experts; 2], values, &codes, keep.gate_up());
+            let ends = Ends { from: Layout::Experts, to: Layout::Experts, backward: true };
+            self.put(b, label, ends, values, &codes, keep.gate_up());
         }
     }
 
@@ -384,7 +396,8 @@ impl Experts {
         }
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
         if let Some(codes) = keep.codes {
-            let (ends, values) = ([self.algo.landed(), Layout::Experts], Values::Scaled { cols: h });
+            let ends = Ends { from: self.algo.landed(), to: Layout::Experts, backward: true };
+            let values = Values::Scaled { cols: h };
             self.put(b, "expand_again", ends, values, &codes, keep.x());
         }
         self.shadow_dw(b, s, 0, [s.d_gate_up, keep.x()]);
@@ -392,7 +405,7 @@ impl Experts {
         self.shadow_matmul(b, Pass::Dx, 0, keep, [s.d_gate_up, s.y]);
         self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x(), g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
-        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
+        self.to_tokens(b, s, true, from, (d_sum, s.d_gates), beside_combine);
         self.take_home(b, s, g.experts);
         if let (Some([down, _]), Some([d_down, _])) = (w.squeezed, g.squeezed) {
             b.compute("squeeze_dx", linear_dx(self.tokens, self.whole, h, self.fp8), &[d_sum, down], &[dx]);

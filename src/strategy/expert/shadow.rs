@@ -69,8 +69,8 @@ impl Experts {
         let (Some(shadow), Some(room), Some(kept)) = (self.shadow, &s.shadow, keep.shadow) else { return };
         for (i, (rows, cols)) in [self.gate_up, self.down].into_iter().zip(self.widths()).enumerate() {
             let own = weights.rows(rows[0], rows[0] + shadow.owned * cols);
-            let (ends, values) = ([shadow.owned; 2], Values::Row { cols });
-            let op = ExpertOp::Rows { from: Layout::Tokens, to: Layout::Tokens, rows: ends, values };
+            let ([from, to], rows, values) = ([Layout::Tokens; 2], [shadow.owned; 2], Values::Row { cols });
+            let op = ExpertOp::Rows { from, to, rows, values, backward: false };
             let kernel = Kernel::Expert(ExpertKernel { route: shadow.route, op });
             b.compute(&format!("shadow_{}", PARTS[i]), kernel, &[own], &[room.leaving[i]]);
             let label = format!("shadow_out_{}", PARTS[i]);

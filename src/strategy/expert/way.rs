@@ -1,7 +1,7 @@
 //! The way of rows to their experts and back: put in order, exchanged, put in order again.
 
-use super::Experts;
 use super::buffers::Scratch;
+use super::{Ends, Experts};
 use crate::plan::expert::{ExpertOp, Values};
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{Axis, Buf, Builder, Group, Layout, OpKind, Phase, Wire};
@@ -27,10 +27,11 @@ impl Experts {
         beside: &mut dyn FnMut(&mut Builder),
     ) {
         // A dispatch whose layout is known is that of a backward pass.
-        let [name, label] = if phase == Phase::CachedDispatch { ["bwd_", "dispatch_bwd"] } else { ["", "dispatch"] };
+        let backward = phase == Phase::CachedDispatch;
+        let [name, label] = if backward { ["bwd_", "dispatch_bwd"] } else { ["", "dispatch"] };
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
         if self.ranks == 1 {
-            let ends = [Layout::Tokens, Layout::Experts];
+            let ends = Ends { from: Layout::Tokens, to: Layout::Experts, backward };
             self.pick(b, &format!("{name}expand"), ends, phase, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}expand_weighs"), ends, number, &[choices], to.1);
@@ -39,7 +40,7 @@ impl Experts {
         }
         let (mut rows, mut choices) = from;
         if let Some(leaving) = s.leaving {
-            let ends = [Layout::Tokens, Layout::Copies];
+            let ends = Ends { from: Layout::Tokens, to: Layout::Copies, backward };
             self.pick(b, &format!("{name}copies"), ends, phase, rows, leaving.rows);
             if let Some(given) = choices {
                 self.put(b, &format!("{name}copies_weighs"), ends, number, &[given], leaving.choices);
@@ -49,7 +50,8 @@ impl Experts {
         }
         let (mut src, mut dst) = (vec![rows], vec![s.landed.map_or(to.0, |landed| landed.rows)]);
         if let (Some(codes), Some(landed)) = (s.codes, landed_codes) {
-            let op = ExpertOp::Quantise { layout: self.algo.source(), rows: self.leaving(), cols: self.hidden };
+            let (layout, leaving, cols) = (self.algo.source(), self.leaving(), self.hidden);
+            let op = ExpertOp::Quantise { layout, rows: leaving, cols, backward };
             self.kernel(b, &format!("{name}quantise"), op, &[rows], &codes);
             (src, dst) = (codes.to_vec(), landed.to_vec());
         }
@@ -59,7 +61,7 @@ impl Experts {
         }
         self.exchange(b, label, phase, &src, &dst);
         beside(b);
-        let ends = [self.algo.landed(), Layout::Experts];
+        let ends = Ends { from: self.algo.landed(), to: Layout::Experts, backward };
         match (landed_codes, s.landed) {
             (Some(codes), _) => {
                 let values = Values::Scaled { cols: self.hidden };
@@ -78,14 +80,15 @@ impl Experts {
         &self,
         b: &mut Builder,
         s: &Scratch,
-        [name, label]: [&str; 2],
+        backward: bool,
         from: (Buf, Option<Buf>),
         to: (Buf, Buf),
         beside: &mut dyn FnMut(&mut Builder),
     ) {
+        let [name, label] = if backward { ["bwd_", "combine_bwd"] } else { ["", "combine"] };
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
         if self.ranks == 1 {
-            let ends = [Layout::Experts, Layout::Tokens];
+            let ends = Ends { from: Layout::Experts, to: Layout::Tokens, backward };
             self.pick(b, &format!("{name}sum"), ends, Phase::Combine, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}sum_weighs"), ends, number, &[choices], to.1);
@@ -94,7 +97,7 @@ impl Experts {
         }
         let (mut rows, mut choices) = from;
         if let Some(landed) = s.landed {
-            let ends = [Layout::Experts, self.algo.landed()];
+            let ends = Ends { from: Layout::Experts, to: self.algo.landed(), backward };
             self.put(b, &format!("{name}gather"), ends, row, &[rows], landed.rows);
             if let Some(given) = choices {
                 self.put(b, &format!("{name}gather_weighs"), ends, number, &[given], landed.choices);
@@ -108,7 +111,7 @@ impl Experts {
         self.exchange(b, label, Phase::Combine, &src, &dst);
         beside(b);
         if let Some(leaving) = s.leaving {
-            let ends = [Layout::Copies, Layout::Tokens];
+            let ends = Ends { from: Layout::Copies, to: Layout::Tokens, backward };
             self.pick(b, &format!("{name}sum"), ends, Phase::Combine, leaving.rows, to.0);
             if choices.is_some() {
                 self.put(b, &format!("{name}sum_weighs"), ends, number, &[leaving.choices], to.1);

@@ -13,7 +13,7 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Cause, Error, Result};
 use crate::plan::Plan;
-use crate::plan::kernel::is_attention;
+use crate::plan::kernel::Family;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human;
@@ -368,7 +368,7 @@ impl Side {
 fn parts(timeline: &Timeline) -> Side {
     let usage = timeline.mean();
     let sum = |attention: bool| {
-        usage.by_kernel.iter().filter(|(k, _)| is_attention(k) == attention).map(|(_, s)| s).sum::<f64>()
+        usage.by_kernel.iter().filter(|(k, _)| Family::of(k).is_attention() == attention).map(|(_, s)| s).sum::<f64>()
     };
     let (attention_s, copies_s) = (sum(true), sum(false));
     Side {

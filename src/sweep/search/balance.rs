@@ -48,8 +48,7 @@ fn with_stages(point: &Point, layers: &[u32]) -> Option<Point> {
 /// What each stage does in a step, s: all but waiting for other stages and replicas.
 fn busy(plan: &Plan, timeline: &Timeline, stages: u32) -> Vec<f64> {
     let does = |usage: &Usage| {
-        let within =
-            [Axis::Tp, Axis::Up, Axis::Cp, Axis::Ep, Axis::Etp].iter().filter_map(|axis| usage.exposed.get(axis));
+        let within = [Axis::Tp, Axis::Up, Axis::Cp, Axis::Ep].iter().filter_map(|axis| usage.exposed.get(axis));
         usage.compute + usage.offload + usage.host + within.sum::<f64>()
     };
     let mut all = vec![0.0f64; stages as usize];

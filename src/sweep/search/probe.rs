@@ -9,7 +9,7 @@
 //! shared by a p-th of the ranks), and activations of the microbatches that are under way.
 
 use crate::error::{Error, Result};
-use crate::plan::kernel::{is_attention, is_attention_forward};
+use crate::plan::kernel::Family;
 use crate::plan::{Axis, TensorKind};
 use crate::spec::{Depth, Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
 use crate::strategy::pipeline::{Pipeline, Shortest, UnitTimes};
@@ -119,13 +119,13 @@ impl Times {
             one: both[0].step.value(),
             more: both[1].step.value() - both[0].step.value(),
             kernels: more(&kernels),
-            attention: [true, false].map(|forward| {
-                let of = |kernel: &str| is_attention(kernel) && is_attention_forward(kernel) == forward;
+            attention: [Family::Attention, Family::AttentionBwd].map(|family| {
+                let of = |kernel: &str| Family::of(kernel) == family;
                 more(&|usage| usage.by_kernel.iter().filter(|(kernel, _)| of(kernel)).map(|(_, s)| s).sum())
             }),
             lost: more(&|usage| usage.compute - kernels(usage)),
             waits: more(&|usage| waits(usage, &[Axis::Tp, Axis::Up, Axis::Cp])),
-            rows: more(&|usage| waits(usage, &[Axis::Ep, Axis::Etp])),
+            rows: more(&|usage| waits(usage, &[Axis::Ep])),
         })
     }
 }

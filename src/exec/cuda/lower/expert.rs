@@ -112,7 +112,7 @@ impl Lowering<'_> {
         match kernel.op {
             ExpertOp::Router { rows, experts, topk, gate } => self.router(&here, [rows, experts, topk], gate, false),
             ExpertOp::RouterBwd { rows, experts, topk, gate } => self.router(&here, [rows, experts, topk], gate, true),
-            ExpertOp::Rows { from, to, rows, values } => self.rows(&here, [from, to], rows[1], values),
+            ExpertOp::Rows { from, to, rows, values, .. } => self.rows(&here, [from, to], rows[1], values),
             ExpertOp::Masked { .. } => {
                 Err(self.refuse("no kernel here multiplies rows by masks; leave the option mask-rows out"))
             }

@@ -545,19 +545,25 @@ fn experts(all: &mut Cases) {
     for (from, to) in [(Layout::Tokens, Layout::Copies), (Layout::Copies, Layout::Tokens), (unique, Layout::Experts)] {
         for cols in [24, 13] {
             let rows = [rows(from), rows(to)];
-            let moved = ExpertOp::Rows { from, to, rows, values: Values::Row { cols } };
+            let moved = ExpertOp::Rows { from, to, rows, values: Values::Row { cols }, backward: false };
             add(moved, &[BF16], &[Dtype::Bf16], ROUNDED);
         }
     }
     for (from, to) in [(Layout::Tokens, Layout::Copies), (Layout::Copies, Layout::Tokens)] {
         let rows = [rows(from), rows(to)];
-        add(ExpertOp::Rows { from, to, rows, values: Values::Choice { topk } }, &[F32], &[Dtype::F32], SINGLE);
+        add(
+            ExpertOp::Rows { from, to, rows, values: Values::Choice { topk }, backward: false },
+            &[F32],
+            &[Dtype::F32],
+            SINGLE,
+        );
     }
     let (cols, both) = (200, [rows(unique), rows(Layout::Experts)]);
-    let scaled = ExpertOp::Rows { from: unique, to: Layout::Experts, rows: both, values: Values::Scaled { cols } };
+    let values = Values::Scaled { cols };
+    let scaled = ExpertOp::Rows { from: unique, to: Layout::Experts, rows: both, values, backward: false };
     add(scaled, &[(Dtype::U8, 0.0..127.0), (Dtype::F32, 0.1..1.0)], &[Dtype::Bf16], ROUNDED);
     // Codes are compared as numbers of 0 to 255: neighbours are one apart.
-    let quantise = ExpertOp::Quantise { layout: Layout::Tokens, rows: tokens, cols };
+    let quantise = ExpertOp::Quantise { layout: Layout::Tokens, rows: tokens, cols, backward: false };
     add(quantise, &[BF16], &[Dtype::U8, Dtype::F32], 1.0 / 250.0);
     let (rows, slots, n, k) = (both[1], 2, 24, 40);
     for pass in [Pass::Forward, Pass::Dx, Pass::Dw] {

@@ -117,13 +117,13 @@ impl Mamba {
         (spread, ss): (&Spread, &Scratch),
     ) {
         let one = std::slice::from_ref;
-        spread.exchange.run(b, "", one(&ss.to_heads), Way::There, &[ss.proj], &[keep.proj]);
+        spread.exchange.run(b, false, one(&ss.to_heads), Way::There, &[ss.proj], &[keep.proj]);
         self.own(b, "own_heads", w, (spread, ss));
         b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, ss.own[0]], &[s.xbc]);
         b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, ss.own[1]], &[keep.y]);
         b.compute("gate", self.kernel(SsmOp::Gate), &[keep.y, keep.proj], &[ss.gated]);
         let gated = keep.gated.expect("the norm stands behind the exchange");
-        spread.exchange.run(b, "", one(&ss.to_tokens), Way::Back, &[ss.gated], &[gated]);
+        spread.exchange.run(b, false, one(&ss.to_tokens), Way::Back, &[ss.gated], &[gated]);
         let norm = w.at(self.rows.norm);
         b.compute("group_norm", self.local(SsmOp::GroupNorm { eps: self.eps }), &[gated, norm], &[keep.normed]);
     }
@@ -141,7 +141,7 @@ impl Mamba {
         let ([norm, d_norm], gated) = (both(self.rows.norm), keep.gated.expect("the norm stands behind the exchange"));
         let kernel = self.local(SsmOp::GroupNormBwd { eps: self.eps });
         b.compute("group_norm_bwd", kernel, &[gated, norm, s.d_normed, d_norm], &[ss.d_gated_local, d_norm]);
-        spread.exchange.run(b, "d", one(&ss.to_tokens), Way::There, &[ss.d_gated_local], &[ss.d_gated]);
+        spread.exchange.run(b, true, one(&ss.to_tokens), Way::There, &[ss.d_gated_local], &[ss.d_gated]);
         self.own(b, "own_heads_again", w, (spread, ss));
         b.compute("conv_again", self.kernel(SsmOp::Conv), &[keep.proj, ss.own[0]], &[s.xbc]);
         b.compute("gate_bwd", self.kernel(SsmOp::GateBwd), &[keep.y, keep.proj, ss.d_gated], &[s.d_y, s.d_proj]);
@@ -153,6 +153,6 @@ impl Mamba {
         let [d_conv, d_heads] = [self.rows.conv, self.rows.heads].map(|r| g.at(r));
         let reads = [ss.d_own[0], ss.d_own[1], d_conv, d_heads];
         b.compute("own_heads_bwd", self.local(SsmOp::OwnBwd(spread.by)), &reads, &[d_conv, d_heads]);
-        spread.exchange.run(b, "d", one(&ss.to_heads), Way::Back, &[s.d_proj], &[ss.d_proj])
+        spread.exchange.run(b, true, one(&ss.to_heads), Way::Back, &[s.d_proj], &[ss.d_proj])
     }
 }
