@@ -386,9 +386,7 @@ impl<'a, 'p> Rank<'a, 'p> {
             let visible = kernel.mask().is_none_or(|m| m.shape(&self.shared.plan.views, self.rank).area > 0);
             if visible {
                 let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
-                if self.shared.logits
-                    && matches!(kernel, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. })
-                {
+                if self.shared.logits && kernel.takes_logits() {
                     // Logits become their own gradient in place.
                     self.logits.push(self.arena.read(&self.arena.whole(&reads[0])));
                 }

@@ -71,6 +71,9 @@ const KINDS: [(Kind, &str, RGBColor); 12] = [
     (Kind::Experts, "experts", RGBColor(110, 60, 190)),
 ];
 
+/// How labels of ops of the head begin, where these are in no block of their own.
+const HEAD: [&str; 6] = ["lm_head", "final_norm", "cross_entropy", "logits_", "log_softmax", "nll_loss"];
+
 impl Kind {
     fn of(span: &Span, lane: &str) -> Kind {
         let Some(comm) = lane.strip_prefix("comm.") else {
@@ -78,9 +81,7 @@ impl Kind {
             let both = is_backward_of_two(&span.path);
             let passes = |part: &str| if both && part == "fwd" { "bwd" } else { part }.to_string();
             let parts = || span.path.split('/').map(|part| passes(part.split(['.', '[']).next().unwrap_or(part)));
-            let head = |part: &str| {
-                part == "head" || ["lm_head", "final_norm", "cross_entropy"].iter().any(|h| part.starts_with(h))
-            };
+            let head = |part: &str| part == "head" || HEAD.iter().any(|h| part.starts_with(h));
             return match () {
                 _ if parts().any(|part| head(&part)) => Kind::Head,
                 _ if parts().any(|part| part == "bwd") && attends => Kind::BackwardAttention,

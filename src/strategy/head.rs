@@ -34,13 +34,51 @@ pub struct Head {
     table: Option<Rows>,
     normed: Buf,
     logits: Buf,
-    /// Logits, and their gradients, which may lie in their place, in the dtype of the loss; `None` where they are not
-    /// copied for it.
-    wide: Option<[Buf; 2]>,
+    /// `None` where the loss is made of the logits as they are.
+    wide: Option<Wide>,
     d_normed: Buf,
     /// The gradient of the table; `None` where it is added to the sum at once.
     dw: Option<Buf>,
     parallel: Option<Parallel>,
+}
+
+/// What a loss in the dtype of sums works on besides the logits, `[rows, cols]` each.
+#[derive(Clone, Copy)]
+struct Wide {
+    logits: Buf,
+    /// The gradient of the logits, which may lie in their place.
+    d_logits: Buf,
+    /// Log-probabilities and their gradient; `None` where one kernel makes the loss.
+    log_probs: Option<[Buf; 2]>,
+    /// The gradient of the logits in the model's dtype, which may lie where they were.
+    narrow: Buf,
+}
+
+impl Wide {
+    /// `parts`: the vocabulary is shared out. `room` declares a tensor for a name, wide or as narrow as the logits that
+    /// are there.
+    fn new(loss: WideLoss, parts: bool, there: Buf, mut room: impl FnMut(&str, bool) -> Buf) -> Option<Wide> {
+        if loss == WideLoss::Never {
+            return None;
+        }
+        let logits = room("wide_logits", true);
+        let fused = Wide { logits, d_logits: logits, log_probs: None, narrow: there };
+        Some(match loss {
+            WideLoss::InPlace | WideLoss::Never => fused,
+            // A framework's log-softmax does not overwrite what it reads.
+            WideLoss::Copied if parts => Wide { d_logits: room("wide_d_logits", true), ..fused },
+            // PyTorch frees what it has read: the wide logits, whose memory their gradient then has, and the others.
+            WideLoss::Copied => {
+                let log_probs = Some(["log_probs", "d_log_probs"].map(|name| room(name, true)));
+                Wide { log_probs, narrow: room("d_logits", false), ..fused }
+            }
+        })
+    }
+
+    fn map(self, rows: impl Fn(Buf) -> Buf) -> Wide {
+        let [logits, d_logits, narrow] = [self.logits, self.d_logits, self.narrow].map(&rows);
+        Wide { logits, d_logits, log_probs: self.log_probs.map(|both| both.map(rows)), narrow }
+    }
 }
 
 /// The buffers that tensor parallelism needs besides.
@@ -79,13 +117,9 @@ impl Head {
             (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
-        let mut wide = |name| b.tensor(name, &[rows, cols], shape.acc, TensorKind::Workspace, 1);
-        let wide = match layer.wide_loss {
-            WideLoss::Never => None,
-            WideLoss::InPlace => Some([wide("wide_logits"); 2]),
-            // A framework's log-softmax does not overwrite what it reads.
-            WideLoss::Copied => Some(["wide_logits", "wide_d_logits"].map(wide)),
-        };
+        let wide = Wide::new(layer.wide_loss, tp.ranks > 1, logits, |name, wide| {
+            b.tensor(name, &[rows, cols], if wide { shape.acc } else { shape.dtype }, TensorKind::Workspace, 1)
+        });
         let parallel = (tp.ranks > 1).then(|| {
             let stats =
                 |b: &mut Builder, name, ranks| b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1);
@@ -168,20 +202,27 @@ impl Head {
         let first = |room: Buf| if n == self.rows { room } else { room.rows(0, n) };
         let ([input, targets, d_input], logits) = ([input, targets, sums].map(of), first(self.logits));
         b.compute("lm_head", linear(n, v, h, false), &[input, w], &[logits]);
-        match self.wide.map(|wide| wide.map(first)) {
-            Some([wide, d_wide]) => {
+        let d_logits = match self.wide.map(|wide| wide.map(first)) {
+            Some(wide) => {
                 let cast = Kernel::Cast { elems: n * v };
-                b.compute("logits_widen", cast.clone(), &[logits], &[wide]);
-                self.loss(b, n, [wide, d_wide], targets, loss, at.part);
-                b.compute("logits_narrow", cast, &[d_wide], &[logits]);
+                b.compute("logits_widen", cast.clone(), &[logits], &[wide.logits]);
+                match wide.log_probs {
+                    Some(log_probs) => self.loss_in_steps(b, n, wide, log_probs, [targets, loss], at.part),
+                    None => self.loss(b, n, [wide.logits, wide.d_logits], targets, loss, at.part),
+                }
+                b.compute("logits_narrow", cast, &[wide.d_logits], &[wide.narrow]);
+                wide.narrow
             }
-            None => self.loss(b, n, [logits; 2], targets, loss, at.part),
-        }
-        b.compute("lm_head_dx", linear_dx(n, h, v, false), &[logits, w], &[d_input]);
+            None => {
+                self.loss(b, n, [logits; 2], targets, loss, at.part);
+                logits
+            }
+        };
+        b.compute("lm_head_dx", linear_dx(n, h, v, false), &[d_logits, w], &[d_input]);
         if rows[1] == self.tokens {
             self.tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
         }
-        weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [logits, input], g, self.dw);
+        weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [d_logits, input], g, self.dw);
     }
 
     /// Makes the loss, and the gradient of the logits of `rows` tokens, which may lie in their place.
@@ -201,6 +242,25 @@ impl Head {
         b.collective("loss_stats_gather", via, CollectiveKind::AllGather, stats, all_stats, self.acc);
         let kernel = Kernel::VocabCrossEntropy { part, ranks: self.tp.ranks, scale };
         b.compute("cross_entropy", kernel, &[logits, targets, all_stats, loss], &[d_logits, loss]);
+    }
+
+    /// The same by a kernel for each step, as PyTorch makes it without a compiler
+    /// (github:pytorch/pytorch aten/src/ATen/native/LossNLL.cpp, `cross_entropy_loss`).
+    fn loss_in_steps(
+        &self,
+        b: &mut Builder,
+        rows: u64,
+        wide: Wide,
+        [log_probs, d_log_probs]: [Buf; 2],
+        [targets, loss]: [Buf; 2],
+        part: f64,
+    ) {
+        let (vocab, scale) = (self.vocab, self.scale * part);
+        b.compute("log_softmax", Kernel::LogSoftmax { rows, vocab }, &[wide.logits], &[log_probs]);
+        let nll = Kernel::Nll { rows, vocab, scale };
+        b.compute("nll_loss", nll, &[log_probs, targets, loss], &[d_log_probs, loss]);
+        let backward = Kernel::LogSoftmaxBwd { rows, vocab };
+        b.compute("log_softmax_bwd", backward, &[log_probs, d_log_probs], &[wide.d_logits]);
     }
 
     /// Sums the part of the head's gradient that tensor-parallel ranks have to add up before it is whole.

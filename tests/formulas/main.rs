@@ -6,6 +6,7 @@
 
 mod activations;
 mod flops;
+mod losses;
 mod notation;
 mod pipelines;
 #[path = "../plans/mod.rs"]

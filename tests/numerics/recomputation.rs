@@ -105,6 +105,7 @@ fn what_is_made_again_or_piece_by_piece() {
         ("loss-chunks-2", false, Parallelism { dp: 2, zero: 1, ..Parallelism::default() }),
         ("loss-chunks-5", true, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
         ("loss-chunks-7+wide-loss+add-grads+no-sp", false, Parallelism { tp: 2, pp: 2, ..Parallelism::default() }),
+        ("loss-chunks-3+wide-loss", false, Parallelism { dp: 2, zero: 1, ..Parallelism::default() }),
         ("loss-chunks-3+zb-h1", true, Parallelism { pp: 2, ..Parallelism::default() }),
         ("loss-chunks-8", false, Parallelism { ulysses: 2, zero: 3, ..Parallelism::default() }),
     ] {

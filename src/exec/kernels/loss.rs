@@ -1,10 +1,11 @@
 //! The two ends of the model, where token ids are: embedding and cross-entropy.
 //!
-//! Shapes: ids, targets [rows]; table, dtable [vocab, cols]; x, dx [rows, cols]; logits [rows, vocab]; loss [1].
+//! Shapes: ids, targets [rows]; table, dtable [vocab, cols]; x, dx [rows, cols]; logits, log-probabilities [rows, vocab];
+//! loss [1].
 //! A part of a table, or of the logits, has the ids from `first` on.
 
 use super::Scalar;
-use super::scalar::{exp_all, largest, wide};
+use super::scalar::{exp_all, largest, sum_with, wide};
 use std::ops::Range;
 
 /// A row of the table, with a message for an id that no row has.
@@ -148,10 +149,60 @@ fn token_loss<T: Scalar>(row: &mut [T], target: usize) -> f64 {
     (sum.ln() + margin).to_f64()
 }
 
+/// The log-probabilities of each row of logits.
+pub fn log_softmax<T: Scalar>(vocab: usize, logits: &[T], log_probs: &mut [T]) {
+    let rows = logits.chunks_exact(vocab).zip(log_probs.chunks_exact_mut(vocab));
+    rows.for_each(|(logits, log_probs)| log_softmax_row(logits, log_probs));
+}
+
+wide! {
+    fn log_softmax_row<'a, T>(logits: &'a [T], log_probs: &'a mut [T]) -> () {
+        let top = largest(logits, T::NEG_INFINITY);
+        log_probs.copy_from_slice(logits);
+        let log = exp_all(log_probs, top).ln();
+        log_probs.iter_mut().zip(logits).for_each(|(p, &x)| *p = x - top - log);
+    }
+}
+
+/// `loss` grows by scale * the sum of the token losses, -scale is the gradient of each target's log-probability, 0 that of
+/// all others.
+pub fn nll<T: Scalar>(
+    vocab: usize,
+    scale: f64,
+    [log_probs, targets]: [&[T]; 2],
+    d_log_probs: &mut [T],
+    loss: &mut [T],
+) {
+    d_log_probs.fill(T::zero());
+    let mut total = 0.0;
+    for (row, &target) in targets.iter().enumerate() {
+        let at = row * vocab + row_of(target, 1, vocab).start;
+        total -= log_probs[at].to_f64();
+        d_log_probs[at] = T::from_f64(-scale);
+    }
+    loss[0] += T::from_f64(scale * total);
+}
+
+/// The gradient of logits: that of their log-probabilities, less the probabilities times its sum over the row.
+pub fn log_softmax_bwd<T: Scalar>(vocab: usize, [log_probs, d_log_probs]: [&[T]; 2], d_logits: &mut [T]) {
+    let rows = log_probs.chunks_exact(vocab).zip(d_log_probs.chunks_exact(vocab));
+    for ((log_probs, d_log_probs), d_logits) in rows.zip(d_logits.chunks_exact_mut(vocab)) {
+        log_softmax_bwd_row(log_probs, d_log_probs, d_logits);
+    }
+}
+
+wide! {
+    fn log_softmax_bwd_row<'a, T>(log_probs: &'a [T], d_log_probs: &'a [T], d_logits: &'a mut [T]) -> () {
+        let sum = sum_with(d_log_probs, d_log_probs, |d, _| d);
+        let both = log_probs.iter().zip(d_log_probs);
+        d_logits.iter_mut().zip(both).for_each(|(dx, (&p, &d))| *dx = d - p.exp() * sum);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
-    use crate::exec::kernels::run;
+    use crate::exec::kernels::{Scalar, run};
     use crate::plan::{Axis, Kernel, VocabPart};
 
     #[test]
@@ -195,6 +246,38 @@ mod tests {
         let token = |r: usize, t: usize| x[r * 5..][..5].iter().map(|x| x.exp()).sum::<f64>().ln() - x[r * 5 + t];
         assert_close(&[loss], &[10.0 + 0.25 * (token(0, 4) + token(1, 0) + token(2, 3))], 1e-12);
         assert_close(&grad, &slope(|x| cross_entropy(x).0, &x), 1e-9);
+    }
+
+    /// Loss and gradient by a kernel for each step, the loss added to 10.
+    fn in_steps<T: Scalar>(logits: &[T], targets: &[T], vocab: u64, scale: f64) -> (T, Vec<T>) {
+        let rows = targets.len() as u64;
+        let [mut log_probs, mut d_log_probs, mut d_logits] =
+            [(); 3].map(|()| vec![T::from_f64(f64::NAN); logits.len()]);
+        let mut loss = [T::from_f64(10.0)];
+        launch(&Kernel::LogSoftmax { rows, vocab }, &[Some(logits)], &mut [&mut log_probs]);
+        let nll = Kernel::Nll { rows, vocab, scale };
+        launch(&nll, &[Some(&log_probs), Some(targets), None], &mut [&mut d_log_probs, &mut loss]);
+        let backward = Kernel::LogSoftmaxBwd { rows, vocab };
+        launch(&backward, &[Some(&log_probs), Some(&d_log_probs)], &mut [&mut d_logits]);
+        (loss[0], d_logits)
+    }
+
+    #[test]
+    fn a_kernel_for_each_step_makes_what_the_fused_one_makes() {
+        let x = random(15, 1);
+        let ((loss, grad), (want_loss, want)) = (in_steps(&x, &[4.0, 0.0, 3.0], 5, 0.25), cross_entropy(&x));
+        assert_close(&[loss], &[want_loss], 1e-14);
+        assert_close(&grad, &want, 1e-14);
+
+        // More columns than lanes, in the precision of a step, and logits whose exponentials no float holds.
+        let logits: Vec<f32> = random(2 * 1003, 2).iter().map(|&x| (200.0 * x) as f32).collect();
+        let targets = [1002.0, 0.0];
+        let (loss, grad) = in_steps(&logits, &targets, 1003, 0.5);
+        let (mut want, mut want_loss) = (logits.clone(), [10.0]);
+        let fused = Kernel::CrossEntropy { rows: 2, vocab: 1003, scale: 0.5 };
+        launch(&fused, &[None, Some(&targets[..]), None], &mut [&mut want, &mut want_loss]);
+        assert_close(&widen(&[loss]), &widen(&want_loss), 1e-6);
+        assert_close(&widen(&grad), &widen(&want), 1e-5);
     }
 
     /// Three ranks of two columns share five ids.

@@ -99,7 +99,10 @@ pub fn run<T: Scalar>(
         | Kernel::EmbedBwd { .. }
         | Kernel::VocabStats(_)
         | Kernel::VocabCrossEntropy { .. }
-        | Kernel::CrossEntropy { .. } => call.vocabulary(writes),
+        | Kernel::CrossEntropy { .. }
+        | Kernel::LogSoftmax { .. }
+        | Kernel::Nll { .. }
+        | Kernel::LogSoftmaxBwd { .. } => call.vocabulary(writes),
         Kernel::Ssm(kernel) => ssm::run(kernel, views, rank, reads, writes),
         Kernel::Muon(kernel) => muon::run(kernel, (views, rank, step), reads, writes),
         Kernel::Sparse(kernel) => sparse::run(kernel, views, rank, reads, writes),
@@ -407,6 +410,18 @@ impl<'a, T: Scalar> Call<'a, T> {
                 let [logits, loss] = outputs(writes);
                 loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
             }
+            &Kernel::LogSoftmax { vocab, .. } => {
+                let [log_probs] = outputs(writes);
+                loss::log_softmax(vocab as usize, read(0), log_probs);
+            }
+            &Kernel::Nll { vocab, scale, .. } => {
+                let [d_log_probs, loss] = outputs(writes);
+                loss::nll(vocab as usize, scale, [read(0), read(1)], d_log_probs, loss);
+            }
+            &Kernel::LogSoftmaxBwd { vocab, .. } => {
+                let [d_logits] = outputs(writes);
+                loss::log_softmax_bwd(vocab as usize, [read(0), read(1)], d_logits);
+            }
             other => unreachable!("{} is not of the vocabulary", other.name()),
         }
     }
@@ -443,6 +458,7 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::EmbedBwd { .. } => &[(2, 0)],
         Kernel::CrossEntropy { .. } => &[(0, 0), (2, 1)],
         Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],
+        Kernel::Nll { .. } => &[(2, 1)],
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
         Kernel::Muon(MuonKernel::Momentum { .. }) => &[(1, 0)],
         Kernel::Sparse(SparseKernel::Turn { .. }) => &[(0, 0)],

@@ -244,6 +244,14 @@ pub enum Kernel {
     /// Softmax cross-entropy. Reads logits, target ids, loss; writes scale * (softmax - onehot) over the
     /// logits, and adds scale * the sum of the token losses to loss.
     CrossEntropy { rows: u64, vocab: u64, scale: f64 },
+    /// Reads logits `[rows, vocab]`; writes their log-probabilities.
+    LogSoftmax { rows: u64, vocab: u64 },
+    /// The negative log-likelihood of targets. Reads log-probabilities `[rows, vocab]`, target ids, loss; writes the
+    /// gradient of the log-probabilities, -scale at the targets and 0 elsewhere, and adds scale * the sum of the token
+    /// losses to loss.
+    Nll { rows: u64, vocab: u64, scale: f64 },
+    /// Reads log-probabilities `[rows, vocab]` and their gradient; writes that of the logits.
+    LogSoftmaxBwd { rows: u64, vocab: u64 },
     /// What a rank's part of the logits says of the whole: reads logits `[rows, cols]`, target ids; writes
     /// `[rows, 2]`, the log-sum-exp of its columns and the target's logit, 0 where the target is not among them.
     VocabStats(VocabPart),
@@ -407,6 +415,13 @@ impl Kernel {
             }
             // Two passes: one for the maximum and the sum, one that writes the gradient.
             Kernel::CrossEntropy { .. } => memory(all + reads[0]),
+            // As PyTorch's kernels go over rows that a block's shared memory does not hold, which are those of vocabularies: a
+            // pass for the maximum, one for the sum, one that writes (ATen's SoftMax.cu, cunn_SoftMaxForward).
+            Kernel::LogSoftmax { .. } => memory(all + 2 * reads[0]),
+            // Of a row of log-probabilities the target's alone is read.
+            Kernel::Nll { vocab, .. } => memory(all - reads[0] + reads[0] / vocab.max(1)),
+            // A pass over the gradient for its sum, one over both (cunn_SoftMaxBackward).
+            Kernel::LogSoftmaxBwd { .. } => memory(all + reads[1]),
             _ => memory(all),
         }
     }

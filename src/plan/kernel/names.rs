@@ -47,6 +47,9 @@ impl Kernel {
             Kernel::Embed { .. } => "embed",
             Kernel::EmbedBwd { .. } => "embed_bwd",
             Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::LogSoftmax { .. } => "log_softmax",
+            Kernel::Nll { .. } => "nll",
+            Kernel::LogSoftmaxBwd { .. } => "log_softmax_bwd",
             Kernel::VocabStats(_) => "vocab_stats",
             Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
@@ -85,6 +88,12 @@ impl Kernel {
             Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Muon(_) => false,
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Wait { .. } => false,
         }
+    }
+
+    /// Whether the kernel is the one that makes logits, its first operand, into a loss: where that is several kernels, the
+    /// first of them.
+    pub fn takes_logits(&self) -> bool {
+        matches!(self, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. } | Kernel::LogSoftmax { .. })
     }
 
     /// Whether the kernel may have one more operand than it needs, to which it writes the new weights in another dtype.

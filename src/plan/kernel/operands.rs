@@ -78,6 +78,9 @@ impl Kernel {
             Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),
             Kernel::EmbedBwd { rows, cols, vocab, .. } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
             Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),
+            Kernel::LogSoftmax { rows, vocab } => of(&[rows * vocab], &[rows * vocab]),
+            Kernel::Nll { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),
+            Kernel::LogSoftmaxBwd { rows, vocab } => of(&[rows * vocab; 2], &[rows * vocab]),
             Kernel::VocabStats(p) => of(&[p.rows * p.cols, p.rows], &[2 * p.rows]),
             Kernel::VocabCrossEntropy { part: p, ranks, .. } => {
                 of(&[p.rows * p.cols, p.rows, 2 * ranks * p.rows, 1], &[p.rows * p.cols, 1])

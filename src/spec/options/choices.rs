@@ -49,7 +49,9 @@ pub enum WideLoss {
     Never,
     /// They are copied, the gradient is written over the copy, and that is copied back.
     InPlace,
-    /// The same, with a gradient beside the copy.
+    /// PyTorch's without a compiler: log-probabilities of the copy, the loss and the gradient of those, and the gradient
+    /// of the copy, by a kernel each; three buffers as wide as the copy at a time. Where the vocabulary is shared out,
+    /// one kernel, with a gradient beside the copy.
     Copied,
 }
 

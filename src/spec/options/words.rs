@@ -321,13 +321,13 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "wide-loss",
-        about: "logits are made fp32 before the loss, and their gradient is made bf16 again behind it (`logits.float()`)",
+        about: "logits are made fp32 before the loss, whose log_softmax, nll_loss and backward pass are kernels of their own with three fp32 buffers at a time (`F.cross_entropy(logits.float())` of PyTorch without a compiler), or under tensor parallelism one kernel with two; their gradient is made bf16 again behind it",
         set: |o| o.wide_loss = WideLoss::Copied,
         is_set: |o| o.wide_loss == WideLoss::Copied,
     },
     Word {
         name: "wide-loss-in-place",
-        about: "the same, their gradient written over the fp32 logits (Megatron-LM's loss over shares of the vocabulary)",
+        about: "logits are made fp32 before the loss, which is one kernel that writes their gradient over them, and that is made bf16 again behind it (Megatron-LM's loss over shares of the vocabulary)",
         set: |o| o.wide_loss = WideLoss::InPlace,
         is_set: |o| o.wide_loss == WideLoss::InPlace,
     },

@@ -24,6 +24,20 @@ impl Lowering<'_> {
                 self.table("embed_bwd", args, (&[1], &[]), [rows, cols, first(shard, vocab, on), vocab])
             }
             Kernel::Positions { .. } => self.positions(kernel, on),
+            &Kernel::LogSoftmax { rows, vocab } => {
+                let mut args = vec![Arg::Read(0), Arg::Write(0)];
+                args.extend(ints(&[rows, vocab]));
+                let defines = self.typed(&[0], &[0])?;
+                self.launch((source::loss, "log_softmax"), defines, rows_of(rows), FLOATS, args);
+                Ok(())
+            }
+            &Kernel::LogSoftmaxBwd { rows, vocab } => {
+                let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)];
+                args.extend(ints(&[rows, vocab]));
+                let defines = self.typed(&[0, 1], &[0])?;
+                self.launch((source::loss, "log_softmax_bwd"), defines, rows_of(rows), FLOATS, args);
+                Ok(())
+            }
             _ => self.loss(kernel, on),
         }
     }
@@ -61,7 +75,6 @@ impl Lowering<'_> {
 
     fn loss(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
         self.must_be("targets", self.reads[1], Dtype::U32)?;
-        let rows_of = |rows: u64| [rows.clamp(1, super::MOST_BLOCKS) as u32, 1, 1];
         match kernel {
             &Kernel::CrossEntropy { rows, vocab, scale } => {
                 let losses = self.scratch(4 * rows);
@@ -70,6 +83,15 @@ impl Lowering<'_> {
                 args.push(Arg::Real(scale));
                 let defines = self.typed(&[], &[0])?;
                 self.launch((source::loss, "cross_entropy"), defines, rows_of(rows), FLOATS, args);
+                self.add_loss(losses, rows)
+            }
+            &Kernel::Nll { rows, vocab, scale } => {
+                let losses = self.scratch(4 * rows);
+                let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), losses.clone()];
+                args.extend(ints(&[rows, vocab]));
+                args.push(Arg::Real(scale));
+                let defines = self.typed(&[0], &[0])?;
+                self.launch((source::loss, "nll"), defines, rows_of(rows), 0, args);
                 self.add_loss(losses, rows)
             }
             Kernel::VocabStats(part) => {
@@ -101,6 +123,11 @@ impl Lowering<'_> {
         self.launch((source::loss, "add_loss"), vec![], [1, 1, 1], DOUBLES, args);
         Ok(())
     }
+}
+
+/// The grid of a kernel that has a block of threads for a row.
+fn rows_of(rows: u64) -> [u32; 3] {
+    [rows.clamp(1, super::MOST_BLOCKS) as u32, 1, 1]
 }
 
 /// The first of `own` rows that a rank has of what is shared along an axis.

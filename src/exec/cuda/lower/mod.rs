@@ -213,6 +213,9 @@ impl Lowering<'_> {
             | Kernel::EmbedBwd { .. }
             | Kernel::Positions { .. }
             | Kernel::CrossEntropy { .. }
+            | Kernel::LogSoftmax { .. }
+            | Kernel::Nll { .. }
+            | Kernel::LogSoftmaxBwd { .. }
             | Kernel::VocabStats(_)
             | Kernel::VocabCrossEntropy { .. } => self.ends(kernel, on),
             _ => self.pointwise(kernel, on, step),

@@ -413,6 +413,13 @@ fn ends(all: &mut Cases) {
         let tolerance = if logits.0 == Dtype::Bf16 { ROUNDED } else { SINGLE };
         all.hold(&kernel, &one(), &[logits.clone(), ids(vocab), F32], &[logits.0, Dtype::F32], tolerance);
     }
+    // The loss in three kernels, which have not run on a GPU yet.
+    for vocab in [50, 2056] {
+        all.hold(&Kernel::LogSoftmax { rows, vocab }, &one(), &[F32], &[Dtype::F32], SINGLE);
+        let nll = Kernel::Nll { rows, vocab, scale: 0.125 };
+        all.hold(&nll, &one(), &[F32, ids(vocab), F32], &[Dtype::F32, Dtype::F32], SINGLE);
+        all.hold(&Kernel::LogSoftmaxBwd { rows, vocab }, &one(), &[F32, F32], &[Dtype::F32], SINGLE);
+    }
     for cols in [28, 32] {
         let part = VocabPart { rows, cols, vocab: 50, axis: Axis::Cp };
         all.hold(&Kernel::VocabStats(part), &ring(2), &[F32, ids(50)], &[Dtype::F32], SINGLE);

@@ -99,6 +99,10 @@ pub fn all() -> Vec<Timed> {
         &[bf16, Dtype::U32, f32],
         &[bf16, f32],
     ));
+    let (rows, vocab) = (4096, 128256);
+    all.push(timed("log_softmax", Kernel::LogSoftmax { rows, vocab }, &[f32], &[f32]));
+    all.push(timed("nll", Kernel::Nll { rows, vocab, scale: 1e-4 }, &[f32, Dtype::U32, f32], &[f32, f32]));
+    all.push(timed("log_softmax backward", Kernel::LogSoftmaxBwd { rows, vocab }, &[f32; 2], &[f32]));
     all
 }
 

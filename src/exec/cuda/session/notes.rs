@@ -6,8 +6,8 @@ use super::super::script::Command;
 use super::Session;
 use crate::error::Result;
 use crate::exec::arena::Data;
+use crate::plan::OpKind;
 use crate::plan::memory::SlotId;
-use crate::plan::{Kernel, OpKind};
 use rustc_hash::FxHashMap;
 
 /// Where what is kept of a step is copied to, by rank.
@@ -58,7 +58,7 @@ impl<D: Device> Session<'_, '_, D> {
 
     fn has_logits(&self, rank: u32, node: u32) -> bool {
         let kind = &self.linked.line(rank).nodes[node as usize].op.kind;
-        matches!(kind, OpKind::Compute { kernel: Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. }, .. })
+        matches!(kind, OpKind::Compute { kernel, .. } if kernel.takes_logits())
     }
 
     /// Copies what `node` has written of a slot aside, in its stream's order: a host that waited here could keep ranks in

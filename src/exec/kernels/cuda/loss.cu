@@ -118,6 +118,91 @@ KERNEL(cross_entropy, CrossEntropy, THREADS) {
     }
 }
 
+// The loss in three kernels, as PyTorch has it without a compiler. They have not run on a GPU yet.
+struct LogSoftmax {
+    const R0* logits;
+    W0* log_probs;
+    i64 rows, cols;
+};
+
+KERNEL(log_softmax, LogSoftmax, THREADS) {
+    SHARED(memory);
+    float* scratch = reinterpret_cast<float*>(memory);
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        const R0* logits = p.logits + row * p.cols;
+        W0* log_probs = p.log_probs + row * p.cols;
+        WIDE(p.cols, aligned(p.logits, p.log_probs), {
+            Softmax s = softmax<N>(logits, p.cols, scratch);
+            float log = logf(s.sum);
+            for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
+                float x[N];
+                load(x, logits + c);
+                UNROLL for (int j = 0; j < N; j++) x[j] = x[j] - s.top - log;
+                store(log_probs + c, x);
+            }
+        });
+    }
+}
+
+// The gradient is -scale at the targets and 0 elsewhere.
+struct Nll {
+    const R0* log_probs;
+    const u32* targets;
+    W0* d_log_probs;
+    float* losses; // [rows]: of each token, times scale
+    i64 rows, cols;
+    f64 scale;
+};
+
+KERNEL(nll, Nll, THREADS) {
+    float scale = float(p.scale);
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        i64 target = p.targets[row];
+        W0* d_log_probs = p.d_log_probs + row * p.cols;
+        WIDE(p.cols, aligned(p.d_log_probs), {
+            for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
+                float d[N];
+                UNROLL for (int j = 0; j < N; j++) d[j] = c + j == target ? -scale : 0.0f;
+                store(d_log_probs + c, d);
+            }
+        });
+        if (threadIdx.x == 0) p.losses[row] = -scale * to_float(p.log_probs[row * p.cols + target]);
+    }
+}
+
+struct LogSoftmaxBwd {
+    const R0* log_probs;
+    const R1* d_log_probs;
+    W0* d_logits;
+    i64 rows, cols;
+};
+
+KERNEL(log_softmax_bwd, LogSoftmaxBwd, THREADS) {
+    SHARED(memory);
+    float* scratch = reinterpret_cast<float*>(memory);
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        const R0* log_probs = p.log_probs + row * p.cols;
+        const R1* d_log_probs = p.d_log_probs + row * p.cols;
+        W0* d_logits = p.d_logits + row * p.cols;
+        WIDE(p.cols, aligned(p.log_probs, p.d_log_probs, p.d_logits), {
+            float own = 0;
+            for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
+                float d[N];
+                load(d, d_log_probs + c);
+                UNROLL for (int j = 0; j < N; j++) own += d[j];
+            }
+            float sum = block_sum(own, scratch);
+            for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
+                float x[N], d[N];
+                load(x, log_probs + c);
+                load(d, d_log_probs + c);
+                UNROLL for (int j = 0; j < N; j++) d[j] -= expf(x[j]) * sum;
+                store(d_logits + c, d);
+            }
+        });
+    }
+}
+
 // Of a part of the logits: its log-sum-exp, and the target's logit, 0 where it is not among them.
 struct VocabStats {
     const R0* logits;
