@@ -79,12 +79,14 @@ impl Kernel {
             Kernel::LayerNorm { .. } | Kernel::Residual { .. } | Kernel::Embed { .. } => true,
             Kernel::Gelu { .. } | Kernel::Relu2 { .. } | Kernel::SwiGlu { .. } => true,
             Kernel::CrossEntropy { .. } | Kernel::VocabStats(_) | Kernel::VocabCrossEntropy { .. } => true,
+            Kernel::LogSoftmax { .. } | Kernel::Nll { .. } => true,
             // The schedule of a pipeline and the optimizer of one cut rows in Python, whichever way they go.
             Kernel::OwnRows { .. } => true,
             Kernel::AttentionDelta { .. } | Kernel::AttentionBwd(_) | Kernel::AttentionBwdOnto(..) => false,
             Kernel::NormBwd { .. } | Kernel::HeadNormBwd { .. } | Kernel::LatentNormBwd { .. } => false,
             Kernel::LayerNormBwd { .. } | Kernel::BiasBwd { .. } | Kernel::DropoutBwd { .. } => false,
             Kernel::GeluBwd { .. } | Kernel::Relu2Bwd { .. } | Kernel::SwiGluBwd { .. } => false,
+            Kernel::LogSoftmaxBwd { .. } => false,
             Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Muon(_) => false,
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Wait { .. } => false,
         }
