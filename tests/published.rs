@@ -20,7 +20,7 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 44] = [
+const BLIND: [&str; 46] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
@@ -35,6 +35,7 @@ const BLIND: [&str; 44] = [
     "blind_exchange_7.json",
     "blind_exchange_8.json",
     "blind_memory.json",
+    "blind_memory_2.json",
     "blind_mixtures.json",
     "blind_network.json",
     "blind_network_2.json",
@@ -65,6 +66,7 @@ const BLIND: [&str; 44] = [
     "blind_training_19.json",
     "blind_training_20.json",
     "blind_training_21.json",
+    "blind_training_22.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.
@@ -113,7 +115,7 @@ fn today() -> (BTreeMap<String, Held>, Vec<Came>) {
     for file in FILES.iter().chain(&BLIND) {
         let (cases, found) = verdicts(file);
         // Most of its steps are in other files, too.
-        let counts = |c: &Came| *file != "blind_memory.json" || c.quantity == Quantity::Memory;
+        let counts = |c: &Came| !file.starts_with("blind_memory") || c.quantity == Quantity::Memory;
         runs.extend(cases.iter().zip(&found).flat_map(|(case, verdict)| came(case, verdict)).filter(counts));
         let summary = Summary::of(&cases, &found);
         let groups = summary.groups.iter().filter(|_| FILES.contains(file));

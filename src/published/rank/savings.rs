@@ -42,10 +42,15 @@ pub fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
 }
 
-/// What becomes of a run's logits: nothing where the loss goes through them piece by piece, or is said to be fused.
+/// What becomes of a run's logits: nothing where the loss goes through them piece by piece, or is said to be fused. Liger's kernel
+/// of the loss alone writes the gradient over what it reads.
 pub fn wide_loss(run: &Training, in_tiles: &[&str], by_habit: WideLoss) -> WideLoss {
     let is_fused = squeezed(&affirmed(&run.notes)).contains("fusedcrossentropy");
-    if is_fused || in_tiles.contains(&TILED_LOSS) { WideLoss::Never } else { by_habit }
+    match by_habit {
+        _ if is_fused || in_tiles.contains(&TILED_LOSS) => WideLoss::Never,
+        WideLoss::Copied if System::of(&run.system).has("liger") => WideLoss::InPlace,
+        _ => by_habit,
+    }
 }
 
 /// Liger's kernel of output matrix and loss has a piece of the logits at a time (arXiv:2410.10989): it comes with what Liger makes
@@ -156,6 +161,9 @@ mod tests {
         let loss = |notes: &str, in_tiles: &[&str]| {
             wide_loss(&Training { notes: notes.into(), ..Training::default() }, in_tiles, WideLoss::InPlace)
         };
+        let ligers = Training { system: "PyTorch FSDP2 + Liger".into(), ..Training::default() };
+        assert_eq!(wide_loss(&ligers, &[], WideLoss::Copied), WideLoss::InPlace);
+        assert!(!fuses_head(&ligers) && fuses_head(&Training { system: "TRL, Liger kernels".into(), ..ligers }));
         assert_eq!(loss("TE fused cross entropy", &[]), WideLoss::Never);
         assert_eq!((loss("", &[TILED_LOSS]), loss("", &[TILED_MLP])), (WideLoss::Never, WideLoss::InPlace));
         assert!(activations_are_away(&Training {

@@ -231,7 +231,12 @@ const RULES: &[Rule] = &[
         habits: fused(Habits { sequence_parallel: true, ..with(NOTHING, habits(FLASH_1, 0.0)) }),
     },
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
-    Rule { words: &["llmfoundry", "mosaic", "internevo"], habits: habits(FLASH_1, 0.0) },
+    // Their loss is FlashAttention's (`fused_crossentropy`, github:mosaicml/llm-foundry llmfoundry/models/mpt; `FlashGPTLMLoss`,
+    // github:InternLM/InternEvo).
+    Rule {
+        words: &["llmfoundry", "mosaic", "internevo"],
+        habits: Habits { wide_loss: WideLoss::Never, ..habits(FLASH_1, 0.0) },
+    },
     // Recipes of fine-tuning compute again unless told otherwise (github:pytorch/torchtune recipes/configs,
     // `enable_activation_checkpointing`; github:QwenLM/Qwen finetune, `--gradient_checkpointing`).
     Rule {
@@ -250,7 +255,8 @@ const RULES: &[Rule] = &[
         words: &["ulysses"],
         habits: Habits { zero: 3, recompute: Some(Recompute::Full), early: true, ..habits(FLASH_1, 0.0) },
     },
-    Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    // Its loss is made after Megatron's (`sharded_cross_entropy`, github:huggingface/nanotron).
+    Rule { words: &["nanotron"], habits: in_place(with(NOTHING, habits(FLASH, 0.0))) },
     // Its ring of sequence parallelism (arXiv:2105.13120) has scores in memory, as it sums over all of K before it takes
     // V, and shares no weights, so that they must be sharded (its ZeRO).
     Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(UNFUSED, 0.0) } },
