@@ -317,6 +317,72 @@ fn gpu_hours_count_nodes_that_stand_by() {
     assert!(any.pointer("/gpu_hours/standing_by").unwrap().is_null());
 }
 
+/// A shipped cluster's file with something else in it, in a folder.
+fn changed(cluster: &str, change: impl Fn(&mut serde_json::Value)) -> (tempfile::TempDir, String) {
+    let (dir, text) = (tempfile::tempdir().unwrap(), std::fs::read_to_string(format!("models/cluster/{cluster}.json")));
+    let mut spec = serde_json::from_str(&text.unwrap()).unwrap();
+    change(&mut spec);
+    let path = dir.path().join("cluster.json");
+    std::fs::write(&path, spec.to_string()).unwrap();
+    let path = path.display().to_string();
+    (dir, path)
+}
+
+fn note(run: &serde_json::Value, of: &str) -> Option<String> {
+    let notes = run["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap().to_string());
+    notes.into_iter().find(|note| note.starts_with(of))
+}
+
+/// A full cluster had nodes to spare, and 99 % where 57 % are left without.
+#[test]
+fn a_full_cluster_has_no_nodes_to_spare() {
+    let (_dir, path) = changed("dgx-h100", |spec| spec["nodes"] = 96.into());
+    let of = |flags: &str| asked(&format!("--cluster {path} {flags}")).unwrap();
+    let alone = of("--gpus 768 --spares 0");
+    let ettr = format!("{:.1} %", 100.0 * alone["played"]["ettr"].as_f64().unwrap());
+    let any = of("--gpus 768");
+    let said = note(&any, "spares:").unwrap();
+    let parts = ["96 nodes of 8 GPUs", "uses 96", "as many that stand by as it takes", "--spares 0", ettr.as_str()];
+    assert!(parts.iter().all(|part| said.contains(part)), "{ettr}: {said}");
+    assert!(any["played"]["ettr"].as_f64().unwrap() > 0.2 + alone["played"]["ettr"].as_f64().unwrap(), "{said}");
+    let said = note(&of("--gpus 760 --spares 4"), "spares:").unwrap();
+    assert!(["uses 95", "has 4 that", "with the 1 that"].iter().all(|part| said.contains(part)), "{said}");
+    // There are enough; those asked for are there; a file of fewer nodes than the run's is no list of them.
+    for flags in ["--gpus 384", "--gpus 760 --spares 1", "--gpus 768 --spares 0", "--gpus 1024"] {
+        assert_eq!(note(&of(flags), "spares:"), None, "{flags}");
+    }
+}
+
+/// A node wrote 6.25 GB/s through a NIC of 2.9.
+#[test]
+fn a_node_saves_no_faster_than_its_nics_carry() {
+    let (_dir, path) = changed("dgx-h100", |spec| {
+        let out = &mut spec["scale_out"];
+        out["nics_per_node"] = 1.into();
+        for (rate, value) in
+            [("raw", "3.125 GB/s"), ("achieved", "2.9375 GB/s"), ("p2p", "2.8 GB/s"), ("several", "2.8 GB/s")]
+        {
+            out[rate]["value"] = value.into();
+        }
+    });
+    let of = |cluster: &str, flags: &str| asked(&format!("--gpus 64 --cluster {cluster}{flags}")).unwrap();
+    let time = |run: &serde_json::Value, field: &str| run["run"]["checkpoint"][field].as_f64().unwrap();
+    let (slow, fast) = (of(&path, ""), of("dgx-h100", ""));
+    let more = time(&fast, "bytes") / 8.0 * (1.0 / 2.9375e9 - 1.0 / 6.25e9);
+    for field in ["save_s", "load_s"] {
+        assert!((time(&slow, field) - time(&fast, field) - more).abs() < 1e-6, "{field}: {more}");
+    }
+    let said = note(&slow, "storage:").unwrap();
+    assert!(
+        ["write 6.25 GB/s", "read 6.25 GB/s", "2.94 GB/s", "--store-rate"].iter().all(|part| said.contains(part)),
+        "{said}"
+    );
+    assert_eq!(note(&fast, "storage:"), None);
+    // Whoever tells the rate knows it.
+    let told = [path.as_str(), "dgx-h100"].map(|cluster| of(cluster, " --store-rate 80GB/s"));
+    assert!(time(&told[0], "save_s") == time(&told[1], "save_s") && note(&told[0], "storage:").is_none());
+}
+
 /// The formula knows nothing of nodes that stand by, and says so where there are few.
 #[test]
 fn what_the_long_run_leaves_out_is_said() {

@@ -41,10 +41,12 @@ pub struct Flags {
     /// Bytes of a checkpoint, e.g. 5.67TB [default: the model's weights and Adam's state]
     #[arg(long, value_name = "BYTES")]
     state: Option<Bytes>,
-    /// A shipped fleet, or the path of its JSON file: how often what fails, how soon it is seen
+    /// A shipped fleet, or the path of its JSON file: how often what fails, how soon it is seen. Hot standby is a short
+    /// `restart` of a file of your own, as in "restart": {"value": "20 s", "source": "ours", "provenance": "measured"}
     #[arg(long, value_name = "NAME", default_value = "llama-3-405b")]
     fleet: String,
-    /// A shipped store, or the path of its JSON file: how fast checkpoints are saved and loaded
+    /// A shipped store, or the path of its JSON file: how fast checkpoints are saved and loaded. Training stands still for a
+    /// whole save where the file has "in_background": false, as gpfs-jean-zay's
     #[arg(long, value_name = "NAME", default_value = "tectonic")]
     storage: String,
     /// Mean time between failures of this run, e.g. 7.9h [default: the fleet's rate a node, times the nodes]
@@ -59,7 +61,7 @@ pub struct Flags {
     /// Training between two checkpoints, e.g. 30min [default: what wastes least]
     #[arg(long, value_name = "TIME")]
     every: Option<Seconds>,
-    /// Nodes that stand by [default: as many as it takes]
+    /// Nodes that stand by [default: as many as it takes, even where the cluster's file has fewer: a note says what those leave]
     #[arg(long, value_name = "N")]
     spares: Option<u32>,
     /// How long the training takes if nothing ever fails, e.g. 54d
@@ -84,10 +86,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let (mut fleet, mut storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
     flags.check()?;
     let clock = Clock::start("costing a step");
-    let step = flags.step(&fleet)?;
+    let mut step = flags.step(&fleet)?;
     drop(clock);
     let work = flags.work(&step)?;
     flags.told(step.gpus, &mut fleet, &mut storage)?;
+    step.notes.extend(flags.network(&step, &fleet, &mut storage));
     let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
     let mut run = Run { spares: flags.spares, ..run.in_steps(Seconds::new(step.time_s)) };
     if let Some(every) = flags.every {

@@ -113,7 +113,11 @@ fn over_interval(question: &Question) -> Result<Vec<Point>> {
         let point = move |x: f64| (x, Run { interval_s: 60.0 * x, ..run.clone() });
         minutes.clone().map(point).map(move |(x, run)| question.point("interval", name, x, question.gpus, &run))
     };
-    Ok(series.into_iter().flat_map(curve).collect())
+    // Of a run that hardly fails it may be years.
+    let minutes_at_best = run.interval_s / 60.0;
+    let best = (minutes_at_best <= 2f64.powi(longest))
+        .then(|| question.point("interval", "best interval", minutes_at_best, question.gpus, &run));
+    Ok(series.into_iter().flat_map(curve).chain(best).collect())
 }
 
 /// From 256 GPUs, or the run's where it has fewer, to 262,144, each at its best interval.
@@ -144,5 +148,24 @@ mod tests {
             over_gpus(&question).unwrap().iter().map(|point| point.gpus).min()
         };
         assert_eq!([8, 16_384].map(least), [Some(8), Some(256)]);
+    }
+
+    /// A curve whose top is flat does not show where it is.
+    #[test]
+    fn the_best_interval_is_marked_above_the_curve() {
+        let (mut fleet, storage) = (FleetSpec::find("llama-3-405b").unwrap(), StorageSpec::find("tectonic").unwrap());
+        let rows = |fleet: &FleetSpec| {
+            let (run, step) = (String::new(), Seconds::new(5.0));
+            let question = Question { run, fleet, storage: &storage, state_bytes: 1e12, step, gpus: 768 };
+            over_interval(&question).unwrap()
+        };
+        let points = rows(&fleet);
+        let best = points.iter().find(|p| p.series == "best interval").unwrap();
+        assert!((best.x * 60.0 - best.interval_s).abs() < 1e-9 && best.interval_s % 5.0 < 1e-6);
+        let top = points.iter().filter(|p| p.series == "as it is").map(|p| p.y).fold(0.0, f64::max);
+        assert!(best.y > top - 0.01, "{} {top}", best.y);
+        // What never fails is best saved never.
+        fleet.causes.iter_mut().for_each(|cause| cause.count = 0.0);
+        assert!(rows(&fleet).iter().all(|p| p.series != "best interval"));
     }
 }

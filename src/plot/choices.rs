@@ -38,8 +38,12 @@ const TOP: f64 = 190.0;
 const CELL: (f64, f64) = (118.0, 72.0);
 /// Between two choices.
 const GAP: f64 = 14.0;
-/// More values of one choice than this do not fit beside each other.
-const MOST: usize = 11;
+/// Where the cells of a row end at the latest.
+const RIGHT: f64 = 1560.0;
+/// Between two cells.
+const APART: f64 = 4.0;
+/// The words of more values of one choice than this could not be read beside each other.
+const MOST: usize = 24;
 
 /// The fastest way of each value of a column.
 type Best = BTreeMap<(u64, String), Fastest>;
@@ -225,40 +229,47 @@ fn titles(best: &Line, (step, refined): (f64, Option<f64>), others: usize, notes
     ])
 }
 
-/// The values of one choice side by side, no more than fit: the fastest ones, in order of value; in cells that begin at
-/// `y` and are so `high`.
+/// The values of one choice side by side, in order of value, in cells that begin at `y`, are so `high`, and as wide as lets all
+/// of them fit. Of more than [`MOST`] the fastest ones, and how many are left out.
 fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
     let mut slowest_kept: Vec<f64> = best.values().map(Fastest::step).collect();
     slowest_kept.sort_by(f64::total_cmp);
     let most = slowest_kept[slowest_kept.len().min(MOST) - 1];
+    let kept: Vec<_> = best.iter().filter(|(_, of)| of.step() <= most).take(MOST).collect();
+    let wide = CELL.0.min((RIGHT - LEFT + APART) / kept.len() as f64 - APART);
     let mut marks = vec![Mark::text((LEFT - 24.0, y + high / 2.0), name, 19.0, INK, Align::Right)];
-    for (i, ((_, value), of)) in best.iter().filter(|(_, of)| of.step() <= most).take(MOST).enumerate() {
+    if kept.len() < best.len() {
+        let more = format!("{} slower ones left out", best.len() - kept.len());
+        marks.push(Mark::text((LEFT - 24.0, y + high * 0.85), more, 13.0, FAINT, Align::Right));
+    }
+    for (i, ((_, value), of)) in kept.into_iter().enumerate() {
         let over = of.step() / fastest - 1.0;
-        let x = LEFT + i as f64 * (CELL.0 + 4.0);
+        let x = LEFT + i as f64 * (wide + APART);
         let (color, ink) = match of {
             Fastest::Never(_) => (GRID, FAINT),
             Fastest::Step(_) | Fastest::AtMost(_) => {
                 (ramp(&RAMP, over / DARKEST), if over > 0.8 * DARKEST { PAPER } else { INK })
             }
         };
-        marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + high), color });
-        let middle = x + CELL.0 / 2.0;
-        // A cell has room for eleven letters of the usual size.
-        let size = (19.0 * 11.0 / value.len().max(1) as f64).clamp(9.0, 19.0);
-        marks.push(Mark::text((middle, y + high / 3.0), value, size, ink, Align::Middle));
+        marks.push(Mark::Rect { from: (x, y), to: (x + wide, y + high), color });
+        let middle = x + wide / 2.0;
+        // A cell of the usual width has room for eleven letters of this size, and for fourteen of 15.
+        let size = |letters: usize, usual: f64| (1.77 * wide / letters.max(1) as f64).clamp(7.0, usual);
+        marks.push(Mark::text((middle, y + high / 3.0), value, size(value.chars().count(), 19.0), ink, Align::Middle));
         let said = match of {
             Fastest::Never(why) => why.clone(),
             _ if over < 5e-4 => "fastest".into(),
             Fastest::Step(_) => format!("+{:.1} %", 100.0 * over),
             Fastest::AtMost(_) => format!("≤ +{:.1} %", 100.0 * over),
         };
-        marks.push(Mark::text((middle, y + high * 0.7), said, 15.0, ink, Align::Middle));
+        let small = size(said.chars().count(), 15.0);
+        marks.push(Mark::text((middle, y + high * 0.7), said, small, ink, Align::Middle));
         if over < 5e-4 {
-            let frame = [(x, y), (x + CELL.0, y), (x + CELL.0, y + high), (x, y + high), (x, y)];
+            let frame = [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high), (x, y)];
             marks.push(Mark::line(&frame, INK, 2.0));
         }
     }
-    marks.push(Mark::line(&[(60.0, y + high + GAP / 2.0), (1560.0, y + high + GAP / 2.0)], GRID, 1.0));
+    marks.push(Mark::line(&[(60.0, y + high + GAP / 2.0), (RIGHT, y + high + GAP / 2.0)], GRID, 1.0));
     marks
 }
 
@@ -289,6 +300,29 @@ mod tests {
             std::fs::write(dir.path().join("refined.csv"), format!("{head}{}\n", line(batch, step, 4))).unwrap();
             let svg = std::fs::read_to_string(&choices(&csv, dir.path()).unwrap()[0]).unwrap();
             assert_eq!(svg.contains("; 0.090 s refined (refined.csv)"), told, "{batch} {step}");
+        }
+    }
+
+    /// Of twelve values eleven were drawn, the last past the frame, and none said that the twelfth was missing.
+    #[test]
+    fn all_values_of_a_choice_fit_beside_each_other() {
+        for (values, drawn) in [(2, 2), (11, 11), (12, 12), (MOST, MOST), (MOST + 3, MOST)] {
+            let step = |i: usize| Fastest::Step(1.0 + 0.4 * i as f64);
+            let best: Best = (0..values).map(|i| ((1 << i, (1u64 << i).to_string()), step(i))).collect();
+            let marks = row((TOP, CELL.1), "pipeline stages", &best, 1.0);
+            let cell = |m: &Mark| match m {
+                Mark::Rect { from, to, .. } => Some((from.0, to.0)),
+                _ => None,
+            };
+            let cells: Vec<(f64, f64)> = marks.iter().filter_map(cell).collect();
+            assert_eq!(cells.len(), drawn);
+            assert!(
+                cells.iter().all(|(from, to)| *from >= LEFT && *to <= RIGHT + 1e-6 && to - from <= CELL.0),
+                "{cells:?}"
+            );
+            assert!(cells.windows(2).all(|w| (w[1].0 - w[0].1 - APART).abs() < 1e-6), "{cells:?}");
+            let left = |m: &Mark| matches!(m, Mark::Text { text, .. } if text == "3 slower ones left out");
+            assert_eq!(marks.iter().any(left), values > drawn);
         }
     }
 

@@ -14,6 +14,8 @@ pub struct Panel {
     pub y_label: &'static str,
     /// x doubles from tick to tick.
     pub doubles: bool,
+    /// y begins at 0; else where curves do, and the label says so, unless they reach down to half of the highest.
+    pub from_zero: bool,
     /// Top left.
     pub corner: Point,
     /// Width and height of what lies inside the axes.
@@ -72,6 +74,7 @@ struct Scale {
     corner: Point,
     size: (f64, f64),
     x: (f64, f64),
+    bottom: f64,
     top: f64,
     doubles: bool,
 }
@@ -84,7 +87,7 @@ impl Scale {
     }
 
     fn at(&self, (x, y): Point) -> Point {
-        (self.along(x), self.corner.1 + self.size.1 * (1.0 - y / self.top))
+        (self.along(x), self.corner.1 + self.size.1 * (self.top - y) / (self.top - self.bottom))
     }
 }
 
@@ -97,12 +100,14 @@ fn curves(panel: &Panel, series: &[Series], names: &[String]) -> Vec<Mark> {
         return marks;
     }
     let (first, last) = points().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), p| (l.min(p.0), h.max(p.0)));
-    let (step, highest) = step(points().map(|p| p.1).fold(0.0, f64::max));
-    let mut scale =
-        Scale { corner: panel.corner, size: panel.size, x: (first, last), top: highest, doubles: panel.doubles };
+    let (low, high_y) = points().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), p| (l.min(p.1), h.max(p.1)));
+    let cut = !panel.from_zero && low > high_y / 2.0;
+    let (step, bottom, highest) = steps(if cut { low } else { 0.0 }, high_y);
+    let Panel { corner, size, doubles, .. } = *panel;
+    let mut scale = Scale { corner, size, x: (first, last), bottom, top: highest, doubles };
     // Where curves are everywhere the axis grows until the names have room above them.
     let mut names_at = room(panel, series, &scale);
-    while names_at.is_none() && scale.top < 4.0 * highest {
+    while names_at.is_none() && scale.top - bottom < 4.0 * (highest - bottom) {
         scale.top += step;
         names_at = room(panel, series, &scale);
     }
@@ -128,8 +133,7 @@ fn curve(one: &Series, before: &[Series], scale: &Scale, color: RGBColor) -> Vec
     let below = |pair: &[Point]| before.iter().filter(|other| pair.iter().all(|p| on(other, p))).count();
     let counts: Vec<usize> = one.points.windows(2).map(below).collect();
     let (line, mut at) = (drawn(one, scale), 0);
-    let alone = |at| Mark::Marker { shape: Shape::Circle, at, radius: 5.0, color, filled: true };
-    let mut marks: Vec<Mark> = line.iter().filter(|_| line.len() == 1).map(|p| alone(*p)).collect();
+    let mut marks: Vec<Mark> = line.iter().filter(|_| line.len() == 1).map(|p| point(*p, color)).collect();
     for run in counts.chunk_by(|a, b| a == b) {
         // Of several that lie on each other each has gaps for those before it.
         let dash = (run[0] > 0).then(|| (10.0, 10.0 * run[0] as f64));
@@ -137,6 +141,11 @@ fn curve(one: &Series, before: &[Series], scale: &Scale, color: RGBColor) -> Vec
         at += run.len();
     }
     marks
+}
+
+/// Of a curve that is no more than a point.
+fn point(at: Point, color: RGBColor) -> Mark {
+    Mark::Marker { shape: Shape::Circle, at, radius: 5.0, color, filled: true }
 }
 
 fn color(series: &Series, names: &[String]) -> RGBColor {
@@ -182,20 +191,25 @@ fn passes(line: &[Point], there: impl Fn(Point) -> bool) -> bool {
 fn legend(series: &[Series], names: &[String], (x, y): Point, corner: Point) -> Vec<Mark> {
     let line = |(i, one): (usize, &Series)| {
         let (x, y) = (corner.0 + x, corner.1 + y + LINE * i as f64);
-        let stroke = Mark::line(&[(x, y), (x + 28.0, y)], color(one, names), 4.0);
-        [stroke, Mark::text((x + 38.0, y), &one.name, SIZE, INK, Align::Left)]
+        let color = color(one, names);
+        let sign = match one.points.len() {
+            1 => point((x + 14.0, y), color),
+            _ => Mark::line(&[(x, y), (x + 28.0, y)], color, 4.0),
+        };
+        [sign, Mark::text((x + 38.0, y), &one.name, SIZE, INK, Align::Left)]
     };
     series.iter().enumerate().flat_map(line).collect()
 }
 
-/// A round step with at most six of them, and the top that they reach.
-fn step(highest: f64) -> (f64, f64) {
-    if highest <= 0.0 {
-        return (1.0, 1.0);
+/// A round step with at most six of them from the lowest to the highest, and the bottom and the top that they reach.
+fn steps(lowest: f64, highest: f64) -> (f64, f64, f64) {
+    let span = if highest > lowest { highest - lowest } else { highest };
+    if span <= 0.0 {
+        return (1.0, 0.0, 1.0);
     }
-    let unit = 10f64.powf((highest / 6.0).log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|s| s * unit).into_iter().find(|s| highest / s <= 6.0).unwrap_or(unit * 10.0);
-    (step, ((highest / step).floor() + 1.0) * step)
+    let unit = 10f64.powf((span / 6.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|s| s * unit).into_iter().find(|s| span / s <= 6.0).unwrap_or(unit * 10.0);
+    (step, (lowest / step).floor() * step, ((highest / step).floor() + 1.0) * step)
 }
 
 /// With as many decimals as tell it from its neighbours a step away.
@@ -211,8 +225,8 @@ fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark>
     let ((left, top), (wide, high)) = (panel.corner, panel.size);
     let bottom = top + high;
     let mut marks = vec![];
-    for i in 0..=(scale.top / step).round() as usize {
-        let value = i as f64 * step;
+    for i in 0..=((scale.top - scale.bottom) / step).round() as usize {
+        let value = scale.bottom + i as f64 * step;
         let y = scale.at((scale.x.0, value)).1;
         marks.push(Mark::line(&[(left, y), (left + wide, y)], GRID, 1.0));
         marks.push(Mark::text((left - 10.0, y), number(value, step), 15.0, FAINT, Align::Right));
@@ -234,7 +248,10 @@ fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark>
     marks.push(Mark::text((left + wide / 2.0, bottom + 44.0), panel.x_label, 17.0, INK, Align::Middle));
     marks.push(Mark::Text {
         at: (left - 64.0, top + high / 2.0),
-        text: panel.y_label.into(),
+        text: match scale.bottom > 0.0 {
+            true => format!("{}, from {} up", panel.y_label, number(scale.bottom, step)),
+            false => panel.y_label.into(),
+        },
         size: 17.0,
         color: INK,
         align: Align::Middle,
@@ -253,6 +270,7 @@ mod tests {
         x_label: "x",
         y_label: "y",
         doubles: false,
+        from_zero: true,
         corner: (100.0, 100.0),
         size: (600.0, 300.0),
         legend: (16.0, 16.0),
@@ -266,7 +284,8 @@ mod tests {
     #[test]
     fn labels_of_an_axis_differ() {
         for highest in [3e-9, 0.004, 0.03, 0.6, 2.0, 70.0, 12_345.0] {
-            let (step, top) = step(highest);
+            let (step, bottom, top) = steps(0.0, highest);
+            assert_eq!(bottom, 0.0);
             let labels: Vec<String> =
                 (0..=(top / step).round() as usize).map(|i| number(i as f64 * step, step)).collect();
             let mut distinct = labels.clone();
@@ -274,7 +293,32 @@ mod tests {
             assert_eq!(labels, distinct, "{highest}");
             assert!(top >= highest && labels.iter().all(|label| label.len() < 8), "{labels:?}");
         }
-        assert_eq!(step(0.0), (1.0, 1.0));
+        assert_eq!(steps(0.0, 0.0), (1.0, 0.0, 1.0));
+    }
+
+    /// Curves between 98 and 99.5 % were a flat line under the top of an axis from 0.
+    #[test]
+    fn an_axis_may_begin_where_curves_do_and_says_so() {
+        let labels = |panel: Panel, lowest: f64| {
+            let marks = curves(&panel, &[one("a", &[(1.0, lowest), (2.0, 99.5)])], &["a".to_string()]);
+            let line = |m: &Mark| match m {
+                Mark::Line { points, width, .. } if *width == 3.0 => Some((points[0].1 - points[1].1).abs()),
+                _ => None,
+            };
+            let text = |m: &Mark| match m {
+                Mark::Text { text, .. } => Some(text.clone()),
+                _ => None,
+            };
+            (marks.iter().filter_map(text).collect::<Vec<_>>(), marks.iter().find_map(line).unwrap())
+        };
+        let cut = || Panel { from_zero: false, ..PANEL };
+        let (words, high) = labels(cut(), 98.1);
+        assert!(words.contains(&"y, from 98.0 up".into()) && !words.contains(&"0".into()) && high > 150.0, "{words:?}");
+        // Where curves go far down, or the panel wants it, 0 is there.
+        for (words, _) in [labels(cut(), 40.0), labels(PANEL, 98.1)] {
+            assert!(words.contains(&"y".into()) && words.contains(&"0".into()), "{words:?}");
+        }
+        assert_eq!(steps(5.0, 5.0), (1.0, 5.0, 6.0));
     }
 
     /// Where there are, only whole doublings have labels.

@@ -38,7 +38,15 @@ pub enum Fault {
         to_s: Option<f64>,
     },
     /// A port that is up for `up_s`, then down for `down_s`, and again.
-    Flapping { rank: u32, port: Port, up_s: f64, down_s: f64 },
+    Flapping {
+        rank: u32,
+        port: Port,
+        up_s: f64,
+        down_s: f64,
+        /// How much of up and down is over as the step begins.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        over_s: f64,
+    },
     /// A rank that does nothing any more from `at_s` on.
     Dead { rank: u32, at_s: f64 },
     /// One of the networks beside each other that is down: its traffic goes over the others.
@@ -59,6 +67,10 @@ pub enum Fault {
         /// Standard deviation, as a part of the kernel's time.
         sd: f64,
     },
+}
+
+fn is_zero(s: &f64) -> bool {
+    *s == 0.0
 }
 
 /// The distribution of a kernel's time.
@@ -137,8 +149,9 @@ impl Fault {
             Fault::SlowLink { rank, port: of, factor, from_s, to_s } => {
                 format!("rank {rank}: {} at {factor} of the speed{}{}", port(of), from(*from_s), until(to_s))
             }
-            Fault::Flapping { rank, port: of, up_s, down_s } => {
-                format!("rank {rank}: {} up for {up_s} s and down for {down_s} s, by turns", port(of))
+            Fault::Flapping { rank, port: of, up_s, down_s, over_s } => {
+                let over = if *over_s > 0.0 { format!(", {over_s} s over at first") } else { String::new() };
+                format!("rank {rank}: {} up for {up_s} s and down for {down_s} s, by turns{over}", port(of))
             }
             Fault::Dead { rank, at_s } => format!("rank {rank} does nothing any more from {at_s} s on"),
             Fault::DeadPlane { plane, from_s, to_s } => format!("network {plane} down{}{}", from(*from_s), until(to_s)),
@@ -154,9 +167,29 @@ impl Fault {
         match *self {
             Fault::SlowLink { from_s, .. } | Fault::DeadPlane { from_s, .. } => from_s,
             Fault::Dead { at_s, .. } => at_s,
-            Fault::Flapping { up_s, .. } => up_s,
+            Fault::Flapping { up_s, down_s, over_s, .. } => (up_s - over_s % (up_s + down_s)).max(0.0),
             Fault::SlowGpu { .. } | Fault::Jitter { .. } => 0.0,
         }
+    }
+
+    /// Whether it begins or ends within a step, or may: a step of a run has it, and the next has not.
+    pub fn is_for_a_time(&self) -> bool {
+        match *self {
+            Fault::SlowLink { from_s, to_s, .. } | Fault::DeadPlane { from_s, to_s, .. } => {
+                from_s > 0.0 || to_s.is_some()
+            }
+            Fault::Dead { .. } => true,
+            Fault::Flapping { .. } | Fault::SlowGpu { .. } | Fault::Jitter { .. } => false,
+        }
+    }
+
+    /// The fault as a step finds it that begins `s` later.
+    pub fn later(&self, s: f64) -> Fault {
+        let mut fault = self.clone();
+        if let Fault::Flapping { over_s, up_s, down_s, .. } = &mut fault {
+            *over_s = (*over_s + s) % (*up_s + *down_s);
+        }
+        fault
     }
 
     pub fn rank(&self) -> Option<u32> {
@@ -184,9 +217,12 @@ impl Fault {
                 format!("from_s {from_s} to_s {to_s:?}; times are between 0 and 100,000 s, and to_s after from_s")
             })),
             // Below a microsecond a link that flaps is a link that is slow.
-            Fault::Flapping { up_s, down_s, .. } => not([up_s, down_s].iter().all(|&s| time(s) && s >= 1e-6), || {
-                format!("up_s {} down_s {}; each is between 1 us and 100,000 s", short(up_s), short(down_s))
-            }),
+            Fault::Flapping { up_s, down_s, over_s, .. } => {
+                not([up_s, down_s].iter().all(|&s| time(s) && s >= 1e-6), || {
+                    format!("up_s {} down_s {}; each is between 1 us and 100,000 s", short(up_s), short(down_s))
+                })
+                .or(not(time(over_s), || format!("over_s {}; it is between 0 and 100,000 s", short(over_s))))
+            }
             Fault::Dead { at_s, .. } => {
                 not(time(at_s), || format!("at_s {}; it is between 0 and 100,000 s", short(at_s)))
             }
@@ -235,7 +271,7 @@ impl Fault {
         let parts: Vec<&str> = word.split(':').collect();
         let [rank, up, down] = parts[..] else { return Err(how.into()) };
         let (up_s, down_s) = (number(up, how)?, number(down, how)?);
-        let fault = Fault::Flapping { rank: number(rank, how)?, port: Port::Nic, up_s, down_s };
+        let fault = Fault::Flapping { rank: number(rank, how)?, port: Port::Nic, up_s, down_s, over_s: 0.0 };
         fault.check(None).map(|()| fault)
     }
 
@@ -316,8 +352,8 @@ impl Health {
                     Spell { from: ps(from_s), to: to_s.map_or(u64::MAX, ps), factor, turns: None, behind: false };
                 self.links[port as usize].add(spell);
             }
-            Fault::Flapping { port, up_s, down_s, .. } => {
-                let turns = Some([ps(up_s), ps(down_s)]);
+            Fault::Flapping { port, up_s, down_s, over_s, .. } => {
+                let turns = Some([ps(up_s), ps(down_s), ps(over_s % (up_s + down_s))]);
                 self.links[port as usize].add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns, behind: false });
             }
             Fault::Dead { at_s, .. } => self.dead = self.dead.min(ps(at_s)),
@@ -389,6 +425,10 @@ mod tests {
             (Fault::slow_link("1:pcie:0.5"), "RANK:nvlink:FACTOR"),
             (Fault::slow_link("1:1.5"), "between 0 (down) and 1"),
             (Fault::flapping("1:0:1"), "between 1 us"),
+            (
+                Fault::flapping("1:2:1").and_then(|f| f.later(-1.0).check(None)).map(|()| Fault::dead("1@0").unwrap()),
+                "over_s -1",
+            ),
             (Fault::dead("1@-1"), "between 0 and 100,000 s"),
             (Fault::jitter("gamma:1"), "SHAPE:SD"),
             (Fault::jitter("x:normal:0.1"), "\"x\" is no number"),

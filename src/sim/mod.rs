@@ -22,6 +22,7 @@ mod blocks;
 pub mod collective;
 mod engine;
 pub mod fault;
+pub mod flap;
 mod hang;
 mod jitter;
 pub mod links;

@@ -13,8 +13,9 @@ pub struct Spell {
     pub to: u64,
     /// Speed while the link is down, as a share.
     pub factor: f64,
-    /// How long the link is up, and down, in turns, up first; `None`: it is down all the time.
-    pub turns: Option<[u64; 2]>,
+    /// How long the link is up, and down, in turns, up first, and how much of a turn is over at `from`; `None`: it is down all
+    /// the time.
+    pub turns: Option<[u64; 3]>,
     /// Whether links behind it are as slow, as the uplinks of a dead plane are: whoever is held up there has no room to spare.
     pub behind: bool,
 }
@@ -31,7 +32,9 @@ pub struct Asks {
 impl Spell {
     fn speed(&self, at: u64) -> f64 {
         let within = self.from <= at && at < self.to;
-        let up = self.turns.is_some_and(|[up, down]| at.saturating_sub(self.from) % (up + down) < up);
+        let up = self
+            .turns
+            .is_some_and(|[up, down, over]| at.saturating_sub(self.from).saturating_add(over) % (up + down) < up);
         if within && !up { self.factor } else { 1.0 }
     }
 
@@ -40,8 +43,8 @@ impl Spell {
         if at < self.from {
             return self.from;
         }
-        let turn = self.turns.map_or(u64::MAX, |[up, down]| {
-            let within = (at - self.from) % (up + down);
+        let turn = self.turns.map_or(u64::MAX, |[up, down, over]| {
+            let within = (at - self.from).saturating_add(over) % (up + down);
             let edge = if within < up { up } else { up + down };
             at.saturating_add(edge - within)
         });
@@ -142,7 +145,7 @@ mod tests {
     #[test]
     fn a_link_that_is_down_does_not_flap() {
         let mut pace = Pace::default();
-        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([10, 5]), behind: false });
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([10, 5, 0]), behind: false });
         pace.add(Spell { from: 40, to: 100, factor: 0.0, turns: None, behind: false });
         assert_eq!([0, 10, 39, 40, 70, 99, 100].map(|at| pace.next(at)), [10, 15, 40, 100, 100, 100, 105]);
         pace.add(Spell { from: 50, to: u64::MAX, factor: 0.0, turns: None, behind: false });
@@ -155,7 +158,14 @@ mod tests {
     #[test]
     fn a_flapping_link_is_up_in_turns() {
         let mut pace = Pace::default();
-        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([30, 10]), behind: false });
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([30, 10, 0]), behind: false });
         assert_eq!([took(&pace, 0, 30), took(&pace, 0, 31), took(&pace, 35, 5), took(&pace, 0, 90)], [30, 41, 10, 110]);
+        // A part of a turn is over, or all of the time up and some of that down.
+        for (over, took_5) in [(0, 5), (25, 5), (27, 15), (36, 9)] {
+            let turns = Some([30, 10, over]);
+            let mut pace = Pace::default();
+            pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns, behind: false });
+            assert_eq!(took(&pace, 0, 5), took_5, "{over}");
+        }
     }
 }

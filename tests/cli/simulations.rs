@@ -115,6 +115,26 @@ fn faults_that_were_played_are_told_of() {
     assert!(late.contains("rank 3 does nothing any more from 500 s on; the step is over before"), "{late}");
 }
 
+/// The NIC is up for longer than a step takes: the step feels nothing, and the run is a tenth and more slower.
+#[test]
+fn a_run_feels_a_flapping_nic_that_its_first_step_does_not() {
+    let dir = folder();
+    let of = |flags: &str| json(dir.path(), &format!("simulate --gpus 64 --json {flags}"));
+    let (well, flaps) = (of(""), of("--flap 0:10:3"));
+    let number = |found: &Value, key: &str| found[key].as_f64().unwrap();
+    assert!((number(&flaps, "step_time_s") / number(&well, "step_time_s") - 1.0).abs() < 1e-9);
+    let slower = number(&flaps, "run_step_s") / number(&well, "step_time_s");
+    // All that it can lose are three seconds of every thirteen.
+    assert!((1.1..1.31).contains(&slower), "{slower}");
+    assert!(flaps["notes"].to_string().contains("over a run, a step takes"), "{}", flaps["notes"]);
+    assert!(well.get("run_step_s").is_none());
+    // A step that begins with the NIC down waits for it.
+    let faults =
+        r#"{"faults": [{"kind": "flapping", "rank": 0, "port": "nic", "up_s": 10, "down_s": 3, "over_s": 10}]}"#;
+    fs::write(dir.path().join("down.json"), faults).unwrap();
+    assert!(number(&of("--faults down.json"), "step_time_s") > 3.0);
+}
+
 /// Ten minutes of the one and five of the other, both of a source.
 #[test]
 fn times_until_a_failure_is_noticed_point_at_each_other() {

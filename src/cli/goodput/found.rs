@@ -8,7 +8,7 @@ use crate::goodput::Run;
 use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, pulled};
-use crate::report::human::{decimal, seconds};
+use crate::report::human::{decimal, percent, seconds};
 use crate::spec::{FleetSpec, InterruptionKind, StorageSpec};
 use serde::Serialize;
 
@@ -93,7 +93,7 @@ impl Found {
             more_spares: more_spares(&run, &played, work_s, flags),
             levers: levers(&run, flags.every.is_some()),
             assumed: assumed(fleet, storage),
-            notes: step.notes.clone(),
+            notes: step.notes.iter().cloned().chain(spares_left(step, fleet, &run, work_s, flags)).collect(),
             run,
             played,
             files: vec![],
@@ -176,6 +176,27 @@ fn more_spares(run: &Run, played: &Played, work: f64, flags: &Flags) -> Vec<Spar
     };
     let enough = run.spares_for(0.99);
     std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
+}
+
+/// What is said where the cluster's file has fewer nodes to spare than the run takes: how many, and what they leave. A file with
+/// fewer nodes than the run has is no list of them; its network is taken to go on.
+fn spares_left(step: &Step, fleet: &FleetSpec, run: &Run, work: f64, flags: &Flags) -> Option<String> {
+    let cluster = step.cluster.as_ref()?;
+    let each = u64::from(fleet.gpus_per_node);
+    let all = u64::from(cluster.nodes) * u64::from(cluster.gpus_per_node) / each;
+    let left = u32::try_from(all.checked_sub(u64::from(run.nodes))?).ok()?;
+    if left >= run.spares.unwrap_or_else(|| run.spares_for(0.99)) {
+        return None;
+    }
+    let taken = run.spares.map_or("as many that stand by as it takes".into(), |n| format!("{n} that stand by"));
+    let played = play(&Run { spares: Some(left), ..run.clone() }, work, flags.runs as usize, flags.seed.number);
+    let ettr =
+        if played.hopeless { "the run comes to no end".into() } else { format!("ETTR is {}", percent(played.ettr)) };
+    Some(format!(
+        "spares: the file of {} has {all} nodes of {each} GPUs, and the run uses {}; what follows has {taken}, with the {left} \
+         that are left {ettr} (--spares {left})",
+        cluster.name, run.nodes
+    ))
 }
 
 /// What would help. Where the interval was asked for it stays, and another one is a way to help.

@@ -20,7 +20,7 @@ pub fn render(step: &Step, found: &Found) -> String {
         found.tokens.map_or(String::new(), |tokens| format!(", {} tokens", decimal(tokens, "").trim_end())),
         played.runs
     );
-    text.push_str(&notes(&step.notes));
+    text.push_str(&notes(&found.notes));
     let mut facts = Table::new("<<<");
     let mut fact = |name: &str, value: String, more: String| facts.row([name.to_string(), value, more]);
     let luck = format!("5 to 95 % of runs: {} to {}", percent(played.ettr_p5), percent(played.ettr_p95));

@@ -17,6 +17,8 @@ pub struct Step {
     /// In words.
     pub what: String,
     pub gpus: u32,
+    /// That it was costed on.
+    pub cluster: Option<ClusterSpec>,
     pub time_s: f64,
     /// Where it was costed.
     pub mfu: Option<f64>,
@@ -46,6 +48,7 @@ impl Flags {
             return Ok(Step {
                 what,
                 gpus,
+                cluster: None,
                 time_s: time.value(),
                 mfu: None,
                 state_bytes: state.value(),
@@ -74,6 +77,7 @@ impl Flags {
         Ok(Step {
             what: format!("{} on {} of {}", row.model, counted(row.gpus, "GPU"), row.cluster),
             gpus: row.gpus,
+            cluster: Some(chosen.case.cluster.spec.clone()),
             time_s,
             // A step that takes longer than costed uses the GPUs less.
             mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),

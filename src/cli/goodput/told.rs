@@ -3,7 +3,7 @@
 use super::Flags;
 use super::step::Step;
 use crate::error::{Error, Result};
-use crate::report::human::long;
+use crate::report::human::{decimal, long};
 use crate::spec::{FleetSpec, Origin, Sourced, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 
@@ -73,6 +73,37 @@ impl Flags {
             }
         }
         Ok(())
+    }
+
+    /// Lets a node write and read no faster than its NICs carry, and says so where that is less than the store's file has. Whoever
+    /// told the store's rate knows it.
+    pub fn network(&self, step: &Step, fleet: &FleetSpec, storage: &mut StorageSpec) -> Option<String> {
+        let cluster = step.cluster.as_ref().filter(|_| self.store_rate.is_none())?;
+        let out = cluster.scale_out.as_ref()?;
+        // What the fleet calls a node may be several of the cluster's, or a part of one.
+        let nics = f64::from(out.nics_per_node) * f64::from(fleet.gpus_per_node) / f64::from(cluster.gpus_per_node);
+        let rate = out.achieved.value * nics;
+        let said = |rate: BytesPerSec| decimal(rate.value(), "B/s");
+        let (source, provenance) = (format!("NICs of {}", cluster.name), out.achieved.provenance);
+        let capped: Vec<String> = [("write", &mut storage.write_per_node), ("read", &mut storage.read_per_node)]
+            .into_iter()
+            .filter(|(_, of)| of.value > rate)
+            .map(|(what, of)| {
+                let was = std::mem::replace(of, Sourced { value: rate, source: source.clone(), provenance }).value;
+                format!("{what} {}", said(was))
+            })
+            .collect();
+        (!capped.is_empty()).then(|| {
+            format!(
+                "storage: a node of {} GPUs would {} by {}, and its NICs carry {} by {}, which is taken; where checkpoints go \
+                 over other NICs, tell --store-rate",
+                fleet.gpus_per_node,
+                capped.join(" and "),
+                storage.name,
+                said(rate),
+                cluster.name
+            )
+        })
     }
 }
 

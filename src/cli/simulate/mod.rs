@@ -15,6 +15,7 @@ use crate::plan::Plan;
 use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
+use crate::sim::flap::step_of_a_run;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
 use crate::sim::{BlockTime, BlockTimes, Effort, Fault, Faults, Hang, Machine, SharedLink, Simulated};
 use crate::sim::{check_fault, plays_threads, simulate_measured};
@@ -193,6 +194,9 @@ struct Found {
     nearly_critical: Vec<Slack>,
     /// By axis and tier.
     exposed_s: BTreeMap<String, f64>,
+    /// The mean of a run's steps, s, where links flap: how each begins hangs on the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_step_s: Option<f64>,
     /// Links between ranks that were too narrow for all at some time, the worst first.
     shared_links: Vec<SharedLink>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,13 +296,18 @@ fn over(
     let report = chosen.case.costed(plan, &layout, &timeline).report();
     let mut notes = chosen.notes();
     notes.extend(faults.iter().map(|fault| told(fault, timeline.step.value())));
+    let effort =
+        Effort { seed: flags.seed.number, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
+    let run_step_s = mean_of_a_run(flags, chosen, plan, faults, effort)?;
+    notes.extend(
+        run_step_s
+            .map(|s| format!("over a run, a step takes {} in the mean: links flap on from step to step", seconds(s))),
+    );
     notes.extend(why.is_none().then(|| NO_PATH.to_string()));
     notes.extend(software::notes(&chosen.case, plan, &chosen.case.cost(plan)?)?);
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
-    let effort =
-        Effort { seed: flags.seed.number, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
     let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, effort)).transpose()?;
     let blocks = match effort.blocks {
         true => flags.times()?.beside(BlockTimes::predicted(plan, chosen.case.machine())?),
@@ -327,10 +336,21 @@ fn over(
         utilisation,
         nearly_critical,
         exposed_s,
+        run_step_s,
         shared_links: shared,
         what_if,
     };
     Ok(Answer::with_error(text, &found, error))
+}
+
+/// The mean of a run's steps where links flap, s.
+fn mean_of_a_run(flags: &Flags, chosen: &Chosen, plan: &Plan, faults: &[Fault], effort: Effort) -> Result<Option<f64>> {
+    let effort = Effort { watchdog: picoseconds(Seconds::new(flags.wrong.all()?.1)), ..effort };
+    let times = flags.times()?;
+    step_of_a_run(faults, |faults| {
+        let found = simulate_measured(plan, chosen.case.machine(), faults, effort, &times)?;
+        Ok(found.hang.is_none().then(|| found.timeline.step.value()))
+    })
 }
 
 /// A line for every op of a rank of each class. Errors: a step that is never over or has too many ops to keep has no
