@@ -13,7 +13,7 @@ use crate::report::human::{self, Table, bytes, packed, percent, seconds, tokens}
 use crate::report::record;
 use crate::spec::{Dispatch, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::search::{
-    CEILING, Counts, Found, Nearest, Numerics, Progress, Question, Space, Stop, Value, ends, search,
+    CEILING, Counts, Found, Nearest, Numerics, Played, Progress, Question, Space, Stop, Value, ends, search,
 };
 use crate::sweep::{Case, Point, usual_gpus};
 use clap::Args;
@@ -27,6 +27,8 @@ use std::path::PathBuf;
 Lists are separated by commas: a choice is among their values, and what is not said is open. Every way has a bound of its step;\n\
 the most promising are costed first, until none that is left can be among the best. Then words of `foretrain options` that\n\
 leave degrees alone, and stages of as many layers as keep all of them busy, are tried on the best three, and words that save memory on ways that lack nothing else and may be faster.\n\
+All that is by the walk of one rank, which sends at full rate. At last the best with and without words are played event by event,\n\
+as `foretrain simulate` does, where ranks that share a link get in each other's way, and stand in the order of that.\n\
 Words that change numerics (fp8, dispatch-fp8, bf16-grads ..) are costed on the fastest, and not chosen. With --out rows are\n\
 written as they are found, and a search that was stopped goes on. A dense model over hundreds of GPUs takes seconds, a large\n\
 mixture with everything open minutes: --within 5, and lists of your own, shorten that.")]
@@ -184,7 +186,7 @@ impl Flags {
 
     /// That the best way has the last of a usual list, where more could be tried.
     fn at_an_end(&self, question: &Question, found: &Found) -> Result<Vec<String>> {
-        let Some(best) = found.best.first().map(Point::of_row) else { return Ok(vec![]) };
+        let Some(best) = found.best.first().map(|way| Point::of_row(way)) else { return Ok(vec![]) };
         let said = [
             ("tp", self.tp.len()),
             ("pp", self.pp.len()),
@@ -246,14 +248,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     notes.extend(case.cluster.spec.beyond(question.gpus));
     for found in &found {
         notes.extend(flags.at_an_end(&question, found)?);
-        if let Some(best) = found.best.first() {
-            let fastest = found.refined.first().unwrap_or(best);
+        if let Some((best, fastest)) = found.best.first().zip(found.fastest()) {
             let split = split_by_nodes(&case.cluster, &fastest.parallelism());
             let otherwise = software::notes_of(&case, best)?;
             let (length, batch) = (tokens(found.seq_len), found.global_batch);
-            notes.extend(
-                split.into_iter().chain(otherwise).map(|note| format!("of the fastest at {length} x {batch}: {note}")),
-            );
+            let all = crowded(fastest).into_iter().chain(not_simulated(found)).chain(split).chain(otherwise);
+            notes.extend(all.map(|note| format!("of the fastest at {length} x {batch}: {note}")));
         }
     }
     let mut text = human::notes(&notes);
@@ -294,6 +294,34 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Cause::Search.infeasible(nothing(least.expect("a length that has ways")))
     });
     Ok(Answer::with_error(text, &printed, error))
+}
+
+/// That the best way takes another time when it is played, and what ranks share.
+fn crowded(fastest: &Played) -> Option<String> {
+    let over = fastest.apart()?;
+    let link = fastest.shared_link.as_ref().map(|shared| {
+        let others = if shared.links > 1 { format!(" and {} like it", shared.links - 1) } else { String::new() };
+        format!(": ranks get in each other's way, most on {}{others}", shared.link)
+    });
+    Some(format!(
+        "simulated, the best takes {} {} than by the walk of one rank, by which ways are searched, and what other choices cost \
+         is told{}; `foretrain simulate --explain` of it says where",
+        percent(over.abs()),
+        if over > 0.0 { "more" } else { "less" },
+        link.unwrap_or_default()
+    ))
+}
+
+/// That ways keep their places and times: why the first of them, and how many there are.
+fn not_simulated(found: &Found) -> Option<String> {
+    let all: Vec<&Played> = found.best.iter().chain(&found.refined).collect();
+    let without: Vec<&String> = all.iter().filter_map(|way| way.not_simulated.as_ref()).collect();
+    let why = without.first()?;
+    Some(format!(
+        "{} of {} are not simulated, and stand where they are by their step, as in: {why}",
+        without.len(),
+        all.len()
+    ))
 }
 
 /// Whether nothing is known of memory: no way was laid out.
@@ -365,8 +393,13 @@ fn render(found: &Found, within: f64) -> String {
             numerics(&found.numerics)
         ));
     }
+    let shown = |way: &Played| way.step_time_s.unwrap_or(f64::NAN);
+    let by_step = found.best.iter().zip(1..).min_by(|(a, _), (b, _)| shown(a).total_cmp(&shown(b)));
+    let first =
+        by_step.filter(|(_, at)| *at > 1).map(|(_, at)| format!(", by their steps as way {at} above has the best"));
     text.push_str(&format!(
-        "\nwhat it costs to choose otherwise: the fastest way found with each value, of those that were searched\n{}",
+        "\nwhat it costs to choose otherwise: the fastest way found with each value, of those that were searched{}\n{}",
+        first.unwrap_or_default(),
         choices(&found.values)
     ));
     text
@@ -405,13 +438,14 @@ fn counted(counts: &Counts) -> String {
     text
 }
 
-fn ways(rows: &[Row]) -> String {
-    let mut table = Table::new(">>>><<<");
-    table.row(["", "step", "MFU", "memory", "way", "", "most time goes to"]);
+fn ways(rows: &[Played]) -> String {
+    let mut table = Table::new(">>>>><<<");
+    table.row(["", "step", "simulated", "MFU", "memory", "way", "", "most time goes to"]);
     for (at, row) in rows.iter().enumerate() {
         table.row([
             (at + 1).to_string(),
             seconds(row.step_time_s.unwrap_or(f64::NAN)),
+            row.simulated_s.map_or(String::new(), seconds),
             percent(row.mfu.unwrap_or(f64::NAN)),
             row.memory(),
             degrees(row),

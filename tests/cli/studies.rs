@@ -1,6 +1,6 @@
 //! Studies of many points: written, drawn, gone on with where they stopped, and not mixed with others.
 
-use crate::program::{folder, golden, json, said, succeeds};
+use crate::program::{folder, golden, json, said, shipped, succeeds};
 use std::fs;
 use std::path::Path;
 
@@ -121,6 +121,33 @@ fn the_longest_sequences_are_found_written_and_drawn() {
     assert!(code == 2 && err.contains("another study"), "{err}");
 }
 
+/// What a search says that ranks take which share a NIC is what simulate says, and a note tells that it is another answer.
+#[test]
+fn a_search_simulates_its_best_at_last() {
+    let dir = folder();
+    let mut cluster = shipped("models/cluster/dgx-h100.json");
+    let out = cluster["scale_out"].as_object_mut().unwrap();
+    out.remove("several");
+    out.insert("nics_per_node".into(), 1.into());
+    for (rate, value) in [("raw", "8 GB/s"), ("achieved", "7.52 GB/s"), ("p2p", "7.2 GB/s")] {
+        out[rate]["value"] = value.into();
+    }
+    fs::write(dir.path().join("one-nic.json"), cluster.to_string()).unwrap();
+    let flags =
+        "--cluster one-nic.json --gpus 32 --global-batch 64 --tp 2 --pp 4 --vp 2 --micro-batch 1 --recompute full";
+    let line = format!("search {flags} --ulysses 1 --ring 1 --zero 1 --schedules interleaved");
+    let found = json(dir.path(), &format!("{line} --json"));
+    let best = &found["found"][0]["best"][0];
+    let [walked, simulated] = ["step_time_s", "simulated_s"].map(|key| best[key].as_f64().unwrap());
+    assert!(simulated > 1.05 * walked, "{best}");
+    let way = format!("{flags} --options {}", best["options"].as_str().unwrap());
+    assert_eq!(json(dir.path(), &format!("simulate {way} --json"))["step_time_s"], best["simulated_s"]);
+    let text = succeeds(dir.path(), &line);
+    for part in ["simulated", "of the fastest at 8 K x 64: simulated, the best takes ", "most on NIC 0 "] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
 /// What a search calls the fastest is what estimate says of that way, and nothing fits is an answer.
 #[test]
 fn a_search_is_of_ways_that_estimate_costs() {
@@ -135,7 +162,8 @@ fn a_search_is_of_ways_that_estimate_costs() {
     let line: String = names.map(flag).concat();
     let again = json(dir.path(), &format!("estimate {line} --global-batch 64 --json"));
     assert_eq!(again["step_time_s"], best["step_time_s"], "{line}");
-    for file in ["study.json", "rows.csv", "refined.csv", "numerics.csv", "choices.svg", "choices.png"] {
+    for file in ["study.json", "rows.csv", "refined.csv", "numerics.csv", "simulated.csv", "choices.svg", "choices.png"]
+    {
         assert!(dir.path().join("found").join(file).metadata().unwrap().len() > 0, "{file}");
     }
     // The picture has the rows of the table.

@@ -206,7 +206,7 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{dense, found};
-    use super::super::{Question, Space, step};
+    use super::super::{Played, Question, Space, step};
     use super::*;
     use crate::spec::{Parallelism, Recompute, Schedule};
 
@@ -279,7 +279,7 @@ mod tests {
         let got = found(&question(), None);
         assert_eq!(got.best.len(), 3);
         for plain in &got.best {
-            let of = |row: &&crate::report::Row| (row.vp, row.options.contains("dualpipe"));
+            let of = |row: &&Played| (row.vp, row.options.contains("dualpipe"));
             let refined = got.refined.iter().find(|row| of(row) == of(&plain)).expect("each is made faster");
             assert!(refined.options.contains("stages-"), "{}", refined.options);
             assert!(step(refined) < 0.97 * step(plain), "{} {}", refined.options, step(refined) / step(plain));
@@ -293,8 +293,7 @@ mod tests {
         let space = Space { options, schedules: vec![Schedule::OneF1B], ..question().space };
         let got = found(&Question { space, ..question() }, None);
         assert!(!got.best.is_empty());
-        let said =
-            |row: &crate::report::Row| ["first-stage-5", "stages-9.8x2.7"].iter().any(|w| row.options.contains(w));
+        let said = |row: &Played| ["first-stage-5", "stages-9.8x2.7"].iter().any(|w| row.options.contains(w));
         assert!(got.best.iter().chain(&got.refined).all(said), "{:?}", got.refined);
     }
 

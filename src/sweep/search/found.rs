@@ -1,8 +1,7 @@
 //! What a search brings.
 
-use super::{Nearest, Numerics, Value};
+use super::{Nearest, Numerics, Played, Value};
 use crate::error::Reason;
-use crate::report::Row;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -12,14 +11,14 @@ pub struct Found {
     pub seq_len: u64,
     pub global_batch: u64,
     pub counts: Counts,
-    /// The fastest that fit, of the plain ways, in order; as many as were asked for.
-    pub best: Vec<Row>,
+    /// The fastest that fit, of the plain ways; as many as were asked for, in the order in which they are when they are played.
+    pub best: Vec<Played>,
     /// The best of these with words that leave their degrees alone, where any helps, and a faster way that fits with words
-    /// that save memory, where there is one.
-    pub refined: Vec<Row>,
+    /// that save memory, where there is one. In order as the others.
+    pub refined: Vec<Played>,
     /// The fastest of all with words that change its numerics.
     pub numerics: Vec<Numerics>,
-    /// What it costs to choose otherwise: the fastest way found with each value of each choice.
+    /// What it costs to choose otherwise: the fastest way found with each value of each choice, by the walk of one rank.
     pub values: Vec<Value>,
     /// Where nothing fits.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -3,14 +3,16 @@
 //! Every way has a bound of its step and of its memory from a probe, a plan that many ways share. Ways are costed in the
 //! order of their bounds, each by its own plan, until no bound that is left is below the slowest of the best so far: what
 //! was not costed cannot be among them. Then words that leave degrees alone, and stages of unequal depth, are tried on the
-//! best, and words that save memory on ways that lack nothing else and may be faster. Rows are written as they are found, and
-//! a search that was stopped goes on.
+//! best, and words that save memory on ways that lack nothing else and may be faster. The best with and without words are
+//! played event by event at last, and stand in that order. Rows are written as they are found, and a search that was stopped
+//! goes on.
 
 mod balance;
 mod candidates;
 mod found;
 mod nearest;
 mod numerics;
+mod played;
 mod probe;
 mod question;
 mod refine;
@@ -22,6 +24,7 @@ mod values;
 pub use found::{Counts, Found};
 pub use nearest::Nearest;
 pub use numerics::Numerics;
+pub use played::Played;
 pub use question::Question;
 pub use space::{Space, ends};
 pub use values::{CEILING, Value};
@@ -100,9 +103,10 @@ pub fn search(
         files = store.finish(&points)?.1;
     }
     if let Some(dir) = dir {
-        files.push(write_rows(dir, "refined.csv", all.iter().flat_map(|found| &found.refined))?);
+        files.push(write_rows(dir, "refined.csv", all.iter().flat_map(|found| &found.refined).map(|way| &way.row))?);
         let with_others = all.iter().flat_map(|found| &found.numerics).map(|other| &other.row);
         files.push(write_rows(dir, "numerics.csv", with_others)?);
+        files.push(write_played(dir, all.iter().flat_map(|found| found.best.iter().chain(&found.refined)))?);
         let path = dir.join("choices.csv");
         std::fs::write(&path, values::csv(&all)?).map_err(Error::io(&path))?;
         files.push(path);
@@ -121,6 +125,21 @@ fn still_right(case: &Case, rows: &[Row]) -> bool {
 fn write_rows<'r>(dir: &Path, name: &str, rows: impl Iterator<Item = &'r Row>) -> Result<PathBuf> {
     let path = dir.join(name);
     let bytes: Vec<u8> = store::names().into_iter().chain(rows.flat_map(store::written)).collect();
+    std::fs::write(&path, bytes).map_err(Error::io(&path))?;
+    Ok(path)
+}
+
+/// The best ways with and without words, and behind their columns the step that was played.
+fn write_played<'w>(dir: &Path, ways: impl Iterator<Item = &'w Played>) -> Result<PathBuf> {
+    let path = dir.join("simulated.csv");
+    let line = |mut row: Vec<u8>, last: String| {
+        row.truncate(row.trim_ascii_end().len());
+        row.extend(format!(",{last}\n").bytes());
+        row
+    };
+    let seconds = |way: &Played| way.simulated_s.map_or(String::new(), |s| s.to_string());
+    let mut bytes = line(store::names(), "simulated_s".into());
+    ways.for_each(|way| bytes.extend(line(store::written(&way.row), seconds(way))));
     std::fs::write(&path, bytes).map_err(Error::io(&path))?;
     Ok(path)
 }
@@ -144,16 +163,19 @@ impl Search<'_> {
         let mut beside = Counts { nearest_bound: counts.nearest_bound, ..Counts::default() };
         let values = values::values(self, &candidates, &mut costed, &mut beside)?;
         (counts.beside, counts.nearest_bound) = (beside.costed, beside.nearest_bound);
+        let least = best.first().map(step);
+        let best = played::played(self, best);
         let mut refined = refine::refine(self, &best)?;
-        if let Some(plain) = best.first() {
-            let refused = spare::refused(self, &too_large, &costed, step(plain));
+        if let Some(least) = least {
+            let refused = spare::refused(self, &too_large, &costed, least);
             let mut spared = Counts::default();
-            refined.extend(spare::spare(self, &mut probes, &refused, step(plain), &mut spared)?);
+            refined.extend(spare::spare(self, &mut probes, &refused, least, &mut spared)?);
             refined = fastest(&refined).into_iter().cloned().collect();
             refined.dedup();
             counts.spared = spared.costed;
         }
-        let numerics = match refined.first().or(best.first()) {
+        let refined = played::played(self, refined);
+        let numerics = match played::fastest(&best, &refined) {
             Some(fastest) => numerics::numerics(self, fastest)?,
             None => vec![],
         };
@@ -299,7 +321,7 @@ mod tests {
             let rows: Vec<Row> = all_rows(&question).into_iter().map(|(_, row)| row).collect();
             let want: Vec<Row> = fastest(&rows).into_iter().take(question.best).cloned().collect();
             let got = found(&question, None);
-            assert_eq!(got.best, want);
+            assert!(got.best.iter().map(|way| &way.row).eq(&want), "{:?}", got.best);
             let Counts { ways, too_large, too_slow, costed, .. } = got.counts;
             assert_eq!((ways, too_large + too_slow + costed), (rows.len(), rows.len()));
             assert!(costed < 3 * ways / 4, "{:?}", got.counts);
@@ -467,7 +489,8 @@ mod tests {
         let path = dir.path().join("rows.csv");
         // What is said is there, also where it was too slow for a first look at its memory.
         let kept: Vec<Row> = csv::Reader::from_path(&path).unwrap().deserialize().map(|row| row.unwrap()).collect();
-        let said: Vec<&Row> = first.values.iter().filter_map(|value| value.row.as_ref()).chain(&first.best).collect();
+        let said = first.values.iter().filter_map(|value| value.row.as_ref());
+        let said: Vec<&Row> = said.chain(first.best.iter().map(|way| &way.row)).collect();
         assert!(said.len() > 10);
         for row in said {
             let same = |other: &&Row| Point::of_row(other) == Point::of_row(row);

@@ -57,7 +57,7 @@ mod tests {
         let space = Space { ep: vec![4], pp: vec![1], ..mixture().space };
         let question = Question { space, ..mixture() };
         let got = found(&question, None);
-        let fastest = got.refined.first().unwrap_or(&got.best[0]);
+        let fastest = got.fastest().unwrap();
         let words: Vec<&str> = got.numerics.iter().map(|other| other.words).collect();
         assert!(["fp8", "dispatch-fp8", "bf16-grads"].iter().all(|word| words.contains(word)), "{words:?}");
         for Numerics { words, row, over_fastest } in &got.numerics {

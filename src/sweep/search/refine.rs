@@ -2,7 +2,7 @@
 
 use super::balance::divisions;
 use super::space::{moves, says_stages};
-use super::{Search, fastest, step};
+use super::{Played, Search, fastest, step};
 use crate::error::Result;
 use crate::report::Row;
 use crate::sweep::Point;
@@ -11,7 +11,7 @@ use crate::sweep::Point;
 const WAYS: usize = 3;
 
 /// The best ways with what makes them faster, the fastest first; none where nothing does.
-pub fn refine(search: &mut Search, best: &[Row]) -> Result<Vec<Row>> {
+pub fn refine(search: &mut Search, best: &[Played]) -> Result<Vec<Row>> {
     let mut found = vec![];
     for row in best.iter().take(WAYS) {
         let now = climbed(search, row)?;
