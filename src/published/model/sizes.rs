@@ -101,11 +101,17 @@ fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) 
     })
 }
 
+/// The rate of dropout that notes state, wherever they speak of it.
+fn stated_dropout(run: &Training) -> Option<f64> {
+    let text = affirmed(&run.notes);
+    text.match_indices("dropout ").find_map(|(at, word)| number_behind(&text[at..], word))
+}
+
 /// A gated network comes with Llama's block, another with GPT's.
 fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
     let seq = run.seq.or_else(|| length(&run.model));
     let mine = LlmSpec {
-        dropout: number_behind(&affirmed(&run.notes), "dropout ").unwrap_or(habits.dropout),
+        dropout: stated_dropout(run).unwrap_or(habits.dropout),
         parallel_block: habits.parallel_block,
         window: habits.half_window.then_some(seq.unwrap_or(USUAL) / 2),
         ..LlmSpec::default()

@@ -71,8 +71,9 @@ pub struct Overlap {
 /// Everything that depends on nothing within a step.
 const ALL: Overlap =
     Overlap { grad: true, gather: false, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
-/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not. Whoever has gradients
-/// summed beside the backward pass has the new weights gathered beside the next forward pass, too.
+/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not. Gradients are summed
+/// beside the backward pass and new weights gathered beside the next forward pass (`overlap_grad_reduce` and `overlap_param_gather` of
+/// recipes: github:NVIDIA-NeMo/Megatron-Bridge@107a0ec src/megatron/bridge/recipes/qwen/qwen3_8b.py).
 const CORE: Overlap = Overlap { gather: true, p2p: false, ..ALL };
 /// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
 const NOTHING: Overlap = Overlap { grad: false, gather: false, interleaved_p2p: false, ..CORE };
@@ -216,7 +217,7 @@ const RULES: &[Rule] = &[
     Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
     Rule { words: &["yuan2"], habits: in_place(with(NOTHING, habits(FLASH, 0.0))) },
-    // Megatron-LM on its Core, with no recipe: its flags are off unless they are set.
+    // Megatron-LM on its Core is Megatron-LM, and no recipe of NeMo's.
     Rule { words: &["megatronlm(megatroncore"], habits: RECIPES },
     // Its loss is PyTorch's unless another is named (`MaskedCrossEntropy`, github:NVIDIA-NeMo/Automodel
     // nemo_automodel/components/loss).
@@ -318,12 +319,15 @@ fn is_jax(text: &str) -> bool {
 /// When torchtitan began to compile the loss (github pull pytorch/torchtitan#1033 of 2025-03-30): before, blocks alone.
 const LOSS_IN_TITAN: Release = (25, 4);
 
+/// Of a system that compiles nothing else.
+const LOSS_ALONE: &str = "compileofthelossonly";
+
 /// Whether a system that compiles its model does so with the loss: OLMo's is beside the model that it compiles, and so was
 /// torchtitan's at first.
 fn compiles_loss(system: &System, name: &str) -> bool {
     let early = release(name).is_some_and(|release| release < LOSS_IN_TITAN) || system.has("torchtitan0.0");
     let beside = system.has("torchtitan") && early || system.text.starts_with("olmo(");
-    system.has("torch.compile") && !beside
+    system.has(LOSS_ALONE) || system.has("torch.compile") && !beside
 }
 
 /// Whether a system is said to have the layers of Transformer Engine, or TE for short.
@@ -472,7 +476,8 @@ const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llm
 /// Whether norms, rotations and gates are several kernels each.
 pub fn is_eager(name: &str) -> bool {
     let system = System::of(name);
-    let fused = FUSERS.iter().any(|word| system.text.replace("unfused", "").contains(word));
+    let own = system.text.replace("unfused", "").replace(LOSS_ALONE, "");
+    let fused = FUSERS.iter().any(|word| own.contains(word));
     // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
     let other = system.says(&["megatron", NEMO, "maxtext"]) && !system.says(OWN_OF_MEGATRON);
     // Who tells of what shards alone has PyTorch's blocks, or Hugging Face's.
@@ -515,6 +520,8 @@ mod tests {
         assert_eq!(loss("torchtitan of December 2024 (FSDP + torch.compile)"), WideLoss::Copied);
         assert_eq!(loss("torchtitan of June 2025 (FSDP2 + torch.compile, bf16)"), WideLoss::Never);
         assert_eq!(loss("NeMo AutoModel (PyTorch FSDP2)"), WideLoss::Copied);
+        let alone = "torchtitan of November 2025, compile of the loss only";
+        assert!(loss(alone) == WideLoss::Never && is_eager(alone));
         assert_eq!(loss("Megatron-Bridge 0.1.0rc4 (NeMo 25.09)"), WideLoss::Copied);
         assert_eq!(loss("NeMo/Megatron-Bridge 25.09"), WideLoss::Never);
         assert_eq!(loss("Megatron-LM (Megatron-Core, TE)"), WideLoss::InPlace);

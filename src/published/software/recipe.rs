@@ -82,8 +82,8 @@ const BRIDGE: &[Recipe] = &[
     recipe("", "", EVER, &[], Eager),
 ];
 
-/// The first of the releases whose recipes of the library have Transformer Engine's loss (`cross_entropy_fusion_impl` te:
-/// github:NVIDIA-NeMo/Megatron-Bridge@0cabbd5 src/megatron/bridge/recipes/qwen/h100/qwen3.py of 2026; the month is a guess).
+/// From here on the library's recipes have Transformer Engine's loss (`cross_entropy_fusion_impl` te, the same repository @0cabbd5
+/// src/megatron/bridge/recipes/qwen/h100/qwen3.py of 2026; the month is a guess).
 pub const LIBRARY_OF_2026: Release = (26, 1);
 
 /// Megatron Core has Hybrid-EP since its release 0.15, of November 2025.
@@ -170,9 +170,8 @@ const CHUNKED: f64 = 47.0 / 72.0;
 /// traces/published/blind_training_9.json), one of GPT in Megatron-LM of 2023 3.5 (models/stack/nccl-unfused.json).
 const CHUNKED_DENSE: f64 = 41.0 / 89.0;
 
-/// CPU time of an op in bf16 in the library Megatron-Bridge, without experts: fitted on a layer of Qwen3-8B of 34.5 ops, which takes
-/// 4.4 ms a microbatch over eight ranks of tensor parallelism on H100, 4.5 over four, where hardly anything else limits it
-/// (q16-8b-tp8-dp2 and -tp4-dp4 there).
+/// CPU time of an op in bf16 in the library Megatron-Bridge, without experts: fitted on a layer of Qwen3-8B of 34.5 ops, 4.4 ms a
+/// microbatch over eight ranks of tensor parallelism on H100, 4.5 over four (q16-8b-tp8-dp2 and -tp4-dp4 there).
 const LIBRARY_DENSE: f64 = 138e-6;
 
 /// In FP8, times that: linear layers are half of a layer's ops, and take twice the CPU time (the same issue).
@@ -247,9 +246,8 @@ const DISPATCHED: f64 = 316e-6;
 
 /// Whether tensor parallelism is that of PyTorch, operator by operator.
 fn is_dispatched(run: &Training) -> bool {
-    let system = squeezed(&run.system);
-    let compiled = system.contains("compile") && !system.contains("notorch.compile");
-    run.tp.is_some_and(|tp| tp > 1) && system.contains("torchtitan") && !compiled
+    let system = System::of(&run.system);
+    run.tp.is_some_and(|tp| tp > 1) && system.has("torchtitan") && !system.has("compile")
 }
 
 /// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products; `local`: experts on a rank.
@@ -399,11 +397,9 @@ pub fn filled_in(mut run: Training) -> Training {
         (run.tp, run.pp, run.vp, run.ep) = (Some(tp), Some(pp), Some(vp), Some(ep));
         (run.micro_batch, run.global_batch) = (Some(line.batch[0]), Some(line.batch[1]));
     }
-    let is_library = System::of(&run.system).is_library();
-    if is_library && model.contains("qwen3") {
-        // Dense ones cut tensors without sequences (`sequence_parallelism` False), of which those of 2025 that are large
-        // recompute (github:NVIDIA-NeMo/Megatron-Bridge@3594df9 src/megatron/bridge/recipes/qwen/qwen3_32b.py,
-        // qwen3_30b_a3b.py).
+    if System::of(&run.system).is_library() && model.contains("qwen3") {
+        // Dense ones cut tensors without sequences, large ones of 2025 recompute (github:NVIDIA-NeMo/Megatron-Bridge@3594df9
+        // src/megatron/bridge/recipes/qwen).
         run.seq_parallel = run.seq_parallel.or(run.experts.is_none().then_some(false));
         let large = ["qwen332b", "qwen330b"].iter().any(|name| model.contains(name));
         if large && run.recompute.is_empty() && released(&run).is_some_and(|release| release < LIBRARY_OF_2026) {

@@ -33,7 +33,9 @@ pub fn undenied(name: &str) -> String {
             (_, _, Some(at)) => words[..at].join(" ") + end,
         }
     };
-    name.split_inclusive(ENDS).map(kept).collect()
+    let all: String = name.split_inclusive(ENDS).map(kept).collect();
+    // Something is left to be named by: "torchtitan torch.compile off".
+    if all.trim().is_empty() { name.split(' ').next().unwrap_or_default().into() } else { all }
 }
 
 impl System {
@@ -113,6 +115,7 @@ mod tests {
         }
         let name = "torchtitan (FSDP2, reshard_after_forward=never, torch.compile)";
         assert!(System::of(name).has("compile") && System::of(name).has("reshardafterforward=never"));
+        assert!(System::of("torchtitan torch.compile off").text == "torchtitan");
         assert!(System::of("a script, without FlashAttention (Megatron-LM)").has("withoutflash"));
         assert_eq!(undenied("no compile, FSDP2 + TP (tp 2)"), ", FSDP2 + TP (tp 2)");
     }

@@ -21,6 +21,7 @@ use crate::published::model::known::length;
 use crate::published::model::mixture;
 use crate::published::rank::recompute::{keeps_attention, parts_made_again, recompute, recomputes_experts};
 use crate::published::rank::savings::{self, activations_are_away, optimizer_is_away};
+use crate::published::rank::tuning::Tuning;
 use crate::published::rank::{gradients, precision};
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_narrow, squeezed};
@@ -112,6 +113,8 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let same = dp * ulysses * ring;
     asked.extend((same > 1 && gradients::are_summed_whole(run, pp, zero)).then_some("all-reduce-grads"));
     asked.extend((same > 1 && zero > 0 && precision::gathers_fp8(run)).then_some("gather-fp8"));
+    let gathers_ahead = habits.overlap.gather && !optimizer_is_away(run) && Tuning::of(run).is_none();
+    asked.extend((same > 1 && zero == 1 && gathers_ahead).then_some("overlap-gather"));
     let rings = (model.indexer.is_none() && !gathers_kv(run)).then(|| rings_of_nodes(run, ring, node / (tp * ulysses)));
     asked.extend(rings.flatten());
     let inside = pp > 1 && dp > 1 && model.moe.is_none() && has_stages_inside(run);
@@ -258,7 +261,6 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
-        (zero == 1 && beside.gather && !optimizer_is_away(run), "overlap-gather"),
         (gradients::are_halved(run, zero), "bf16-grads"),
         (sharding::copies(run, zero), "copy-shards"),
         (gradients::is_muon(run) && !optimizer_is_away(run), "muon"),

@@ -6,8 +6,8 @@ use super::Step;
 use crate::plan::*;
 
 impl Step<'_> {
-    /// Gathers the weights that the optimizer has left in shares, in the order in which the first microbatch of a rank needs
-    /// them that has `counts` layers of each kind, and maybe the embedding and the head.
+    /// Gathers the weights that the optimizer has left in shares, of a rank that has `counts` layers of each kind, and maybe the
+    /// embedding and the head: from the first layer to the last, kind by kind.
     pub(in crate::strategy) fn gather_ahead(&mut self, counts: &[u32], embed: bool, head: bool) {
         let Step { b, dp, edp, kinds, modules, .. } = self;
         let (dp, edp): (&DataParallel, &DataParallel) = (dp, edp);

@@ -298,8 +298,9 @@ pub fn moves(point: &Point) -> Vec<Point> {
         Parallelism { recompute, options, ..par }
     });
     let spared = less.into_iter().chain([par]).filter_map(|par| with(LOSS_IN_PIECES, par));
-    let sharded =
-        (par.zero != 2 && par.pp == 1 && par.dp > 1).then_some(Point { par: Parallelism { zero: 2, ..par }, ..*point });
+    let options = Options { overlap_gather: false, ..par.options };
+    let sharded = (par.zero != 2 && par.pp == 1 && par.dp > 1)
+        .then_some(Point { par: Parallelism { zero: 2, options, ..par }, ..*point });
     let mut all: Vec<Point> = plain.chain(spared).chain(sharded).collect();
     all.sort_unstable();
     all.dedup();
@@ -327,7 +328,7 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
         // Where what the ends have less leaves layers that do not come out even.
         ("short-ends+uneven", open_ends && !o.uneven),
         ("no-sync", par.zero == 3),
-        ("overlap-gather", par.zero == 1),
+        ("overlap-gather", par.zero == 1 && par.dp * par.ring * par.ulysses > 1),
     ];
     all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
 }
