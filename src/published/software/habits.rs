@@ -2,8 +2,7 @@
 //! source leaves unsaid is what its system did by default at its time.
 
 use super::era::{follows_flash_2, is_later_gpu, is_later_model, precedes_flash};
-use super::recipe::LIBRARY_OF_2026;
-use super::release::{Release, release};
+use super::loss::{self, ALONE};
 use super::sdpa;
 use super::system::{FSDP_SDPA, NEMO, System};
 use crate::published::row::case::Training;
@@ -311,25 +310,6 @@ fn named(system: &System) -> Option<&'static [&'static str]> {
     NAMED.iter().find(|(words, _)| system.says(words)).map(|(_, kernels)| *kernels).or(engine)
 }
 
-/// Whether JAX compiles a whole step, its loss with it.
-fn is_jax(text: &str) -> bool {
-    ["maxtext", "jax", "levanter", "axlearn"].iter().any(|word| text.contains(word))
-}
-
-/// When torchtitan began to compile the loss (github pull pytorch/torchtitan#1033 of 2025-03-30): before, blocks alone.
-const LOSS_IN_TITAN: Release = (25, 4);
-
-/// Of a system that compiles nothing else.
-const LOSS_ALONE: &str = "compileofthelossonly";
-
-/// Whether a system that compiles its model does so with the loss: OLMo's is beside the model that it compiles, and so was
-/// torchtitan's at first.
-fn compiles_loss(system: &System, name: &str) -> bool {
-    let early = release(name).is_some_and(|release| release < LOSS_IN_TITAN) || system.has("torchtitan0.0");
-    let beside = system.has("torchtitan") && early || system.text.starts_with("olmo(");
-    system.has(LOSS_ALONE) || system.has("torch.compile") && !beside
-}
-
 /// Whether a system is said to have the layers of Transformer Engine, or TE for short.
 fn is_on_engine(system: &System) -> bool {
     system.has("transformerengine") || system.has_word("te")
@@ -364,14 +344,7 @@ impl Habits {
     fn by_name(system: &System, name: &str, on_later_gpu: bool) -> Habits {
         let found = tabled(system);
         let found = if precedes_flash(name) { before_flash(found) } else { found };
-        // A compiled loss does not write logits in fp32.
-        let compiled = compiles_loss(system, name) || is_jax(&system.text);
-        let wide_loss = match () {
-            () if compiled => WideLoss::Never,
-            // Megatron's own in a function that is compiled, which no longer works in place (`cross_entropy_fusion_impl` native).
-            () if system.is_library() && release(name).is_some_and(|at| at < LIBRARY_OF_2026) => WideLoss::Copied,
-            () => found.wide_loss,
-        };
+        let wide_loss = loss::of(system, name, found.wide_loss);
         let found = Habits { wide_loss, ..found };
         match named(system) {
             Some(kernels) if kernels == UNFUSED => found.unfused(),
@@ -476,7 +449,7 @@ const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llm
 /// Whether norms, rotations and gates are several kernels each.
 pub fn is_eager(name: &str) -> bool {
     let system = System::of(name);
-    let own = system.text.replace("unfused", "").replace(LOSS_ALONE, "");
+    let own = system.text.replace("unfused", "").replace(ALONE, "");
     let fused = FUSERS.iter().any(|word| own.contains(word));
     // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
     let other = system.says(&["megatron", NEMO, "maxtext"]) && !system.says(OWN_OF_MEGATRON);
@@ -514,18 +487,7 @@ mod tests {
         assert!(is_eager("torchtitan (FSDP2, not compiled)") && is_eager("torchtitan (FSDP2, unfused optimizer)"));
         assert!(is_eager("Megatron-LM + USP (YunChang)") && !is_eager("Megatron-LM core_v0.6.0 + Transformer Engine"));
         assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
-        let loss = |system| Habits::of(system).wide_loss;
-        assert_eq!(loss("torchtitan (FSDP + torch.compile)"), WideLoss::Never);
-        assert_eq!(loss("torchtitan (FSDP)"), WideLoss::Copied);
-        assert_eq!(loss("torchtitan of December 2024 (FSDP + torch.compile)"), WideLoss::Copied);
-        assert_eq!(loss("torchtitan of June 2025 (FSDP2 + torch.compile, bf16)"), WideLoss::Never);
-        assert_eq!(loss("NeMo AutoModel (PyTorch FSDP2)"), WideLoss::Copied);
-        let alone = "torchtitan of November 2025, compile of the loss only";
-        assert!(loss(alone) == WideLoss::Never && is_eager(alone));
-        assert_eq!(loss("Megatron-Bridge 0.1.0rc4 (NeMo 25.09)"), WideLoss::Copied);
-        assert_eq!(loss("NeMo/Megatron-Bridge 25.09"), WideLoss::Never);
-        assert_eq!(loss("Megatron-LM (Megatron-Core, TE)"), WideLoss::InPlace);
-        assert_eq!(loss("Megatron-Core MoE, DeepEP"), WideLoss::Never);
+        assert!(is_eager("torchtitan of November 2025, compile of the loss only"));
         assert!(Habits::of("torchtitan (FSDP + TP + AsyncTP)").tp_overlap && !Habits::of("torchtitan").tp_overlap);
     }
 
