@@ -110,7 +110,11 @@ impl On<'_> {
         let near = self.pass.links.value;
         let part = self.pass.links_far.as_ref().filter(|_| route.nodes() > 1).map_or(near, |far| far.value);
         let peer = self.at.cluster.slowest_peer(self.at.members);
-        let rate = spec.scale_up.ring(spec.gpus_per_node, route.node, peer).value() * part;
+        let up = &spec.scale_up;
+        let ring = up.ring(spec.gpus_per_node, route.node, peer);
+        // Where each peer has links of its own, rows take those of all peers at once, which a ring may not.
+        let direct = peer.map(|one| up.p2p.value.min(one * f64::from(route.node.saturating_sub(1))));
+        let rate = direct.map_or(ring, |direct| direct.max(ring)).value() * part;
         let header = self.pass.header.as_ref().map_or(0.0, |bytes| bytes.value);
         Seconds::new(t.links.busier() * (self.at.row_bytes as f64 + header) / rate)
     }

@@ -298,3 +298,27 @@ fn rows_leave_the_nodes_where_ranks_are() {
     let whole = Route::new([64, 64], 128, 8, Counts::Balanced { tokens: 1000 }).unwrap();
     assert_eq!(traffic(&whole, ExchangeAlgo::Nccl, Phase::Dispatch)[0].network.sent, 0.0);
 }
+
+/// Four GH200, each with links of its own to the other three: rows take all of them, where a ring has those to one neighbour.
+#[test]
+fn rows_take_the_links_to_all_peers() {
+    let route = balanced(4, 256, 8, 4096);
+    let of = |edit: &dyn Fn(&mut ClusterSpec)| {
+        let mut spec = ClusterSpec::find("alps-gh200").unwrap();
+        edit(&mut spec);
+        let cluster = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), 4).unwrap();
+        let (members, stack) = (&[0, 1, 2, 3][..], &StackSpec::find("nccl-fa3").unwrap());
+        let (phase, row_bytes) = (Phase::Combine, 14336);
+        let setting = Setting { route: &route, phase, row_bytes, members, cluster: &cluster, stack, library: None };
+        let found = time(&setting, ExchangeAlgo::DeepepNormal { sms: 24 }).unwrap();
+        found.slowest().links
+    };
+    let peers = of(&|_| ());
+    let switch = of(&|spec| {
+        spec.scale_up.per_peer = None;
+        spec.scale_up.bandwidth = spec.scale_up.p2p.clone();
+    });
+    let ring = of(&|spec| spec.scale_up.per_peer = None);
+    assert_eq!(peers, switch);
+    assert!(ring / peers > 2.0, "{ring:?} {peers:?}");
+}

@@ -92,7 +92,8 @@ impl Fleet {
         {
             said.push_str(&set_network(&mut spec, network, stated.gpus_per_node));
         }
-        set_transport(&mut spec, stated.interconnect);
+        let set = set_transport(&mut spec, gpu.architecture, stated.interconnect).map_err(|e| e.to_string())?;
+        said.push_str(set);
         said.push_str(set_sockets(&mut spec, stated, network));
         if let Some(total) = links(stated.interconnect) {
             said.push_str(&set_links(&mut spec, gpu, total));
@@ -433,6 +434,10 @@ mod tests {
             [transport("NVLink5 + EFA 3200 Gb/s per node"), transport("EFA / CX7")],
             [Transport::Efa, Transport::default()]
         );
+        let latency = |gpu: &str, words: &str| {
+            choose(gpu, 16, 8, words).unwrap().cluster.spec.scale_out.unwrap().latency.value.value()
+        };
+        assert!(latency("H100", "EFA") == 20e-6 && latency("A10G", "25Gb/s EFA per node") == 65e-6);
         assert!(tcpxo.0 > 5.0 * verbs.0 && tcpxo.1 > 0.7 && tcpx.0 == tcpxo.0 && tcpx.1 == OF_WIRE_TCPX);
     }
 
@@ -443,6 +448,9 @@ mod tests {
         assert_eq!(name("PCIe (two sockets, PCIe switch + QPI)"), "l20-sockets-pcie");
         for (gpu, words, found) in [
             ("H100-SXM-80GB", "NVLink + EFA", "h100-8x400-efa"),
+            ("H200", "NVLink + EFA 3200 Gb/s per node", "h200-16x200-efa"),
+            ("B200", "NVLink5; 8x400 Gb/s EFA per node", "b200-8x400-efa"),
+            ("B300", "NVLink5; 16x400 Gb/s EFA per node", "b300-16x400-efa"),
             ("H100-SXM-80GB", "NVLink + IB", "dgx-h100"),
             ("A100-SXM4-40GB", "NVLink + 4x100Gb/s EFA", "a100-40gb-4x100-efa"),
             ("A100-SXM4-40GB", "NVLink + 4x100Gb/s IB", "a100-40gb-8x200"),

@@ -2,8 +2,9 @@
 
 use super::Stated;
 use super::network::Network;
+use crate::error::Result;
 use crate::published::row::words::{squeezed, tokens};
-use crate::spec::{ClusterSpec, Transport};
+use crate::spec::{Architecture, ClusterSpec, Transport};
 use crate::units::{BytesPerSec, Seconds};
 
 /// What a step between nodes takes over Google's transports, GPUDirect-TCPX and TCPXO, which go by way of the host in place
@@ -70,19 +71,37 @@ pub fn names_verbs(words: &str) -> bool {
     tokens(words).iter().any(starts) || text.contains("omnipath") || text.contains("infiniband")
 }
 
-/// Gives the network the transport that the words name.
-pub fn set_transport(spec: &mut ClusterSpec, words: &str) {
+/// The shipped cluster whose EFA is of the generation that Amazon has beside such GPUs.
+fn with_efa(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Hopper => "h100-8x400-efa",
+        Architecture::Blackwell => "b300-16x400-efa",
+        _ => "a100-40gb-4x100-efa",
+    }
+}
+
+/// Gives the network the transport that the words name; EFA where it was none has the latency of its generation. Errors: a
+/// shipped file is wrong.
+pub fn set_transport(spec: &mut ClusterSpec, architecture: Architecture, words: &str) -> Result<&'static str> {
     let text = squeezed(words).replace("notcpx", "").replace("withouttcpx", "");
     let efa = tokens(words).iter().any(|word| word.starts_with("efa"));
     let verbs = names_verbs(words);
+    let mut said = "";
     if let (true, Some(out)) = (efa || verbs, &mut spec.scale_out) {
         // Where a table names several networks, columns of what needs InfiniBand are of that.
-        out.transport = if verbs { Transport::Verbs } else { Transport::Efa };
+        let transport = if verbs { Transport::Verbs } else { Transport::Efa };
+        if transport == Transport::Efa && out.transport != Transport::Efa {
+            let shipped = ClusterSpec::find(with_efa(architecture))?;
+            out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
+            said = ", EFA";
+        }
+        out.transport = transport;
     }
-    let Some(out) = spec.scale_out.as_mut().filter(|_| text.contains("tcpx")) else { return };
+    let Some(out) = spec.scale_out.as_mut().filter(|_| text.contains("tcpx")) else { return Ok(said) };
     let part = if text.contains("tcpxo") { 1.0 } else { OF_WIRE_TCPX };
     out.latency.value = Seconds::new(BY_HOST);
     let most = out.raw.value * part;
     out.achieved.value = out.achieved.value.min(most);
     out.p2p.value = out.p2p.value.min(most);
+    Ok(said)
 }

@@ -82,9 +82,6 @@ fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) ->
     Ok(collective(cluster, stack, kind, &members, bytes).total().value())
 }
 
-/// A shipped cluster whose nodes talk over Amazon's transport, whoever's GPUs are in them.
-const EFA: &str = "a100-40gb-4x100-efa";
-
 /// The words with every rate spelt out: "4x100Gb" is in Gb/s, and what is more than any port has is a node's.
 fn rates(link: &str) -> String {
     let mut words: Vec<String> = Vec::new();
@@ -167,11 +164,6 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> Result<(Cluster, String), 
     if let (true, Some(out)) = (said_word("tuned"), &mut spec.scale_out) {
         out.p2p.value = (out.p2p.value * TUNED).min(out.achieved.value);
         said.push_str(", more channels a peer");
-    }
-    if let (true, Some(out)) = (said_word("efa"), &mut spec.scale_out) {
-        let shipped = ClusterSpec::find(EFA).map_err(|e| e.to_string())?;
-        out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
-        said.push_str(", EFA");
     }
     if words.contains("nvlsoff") || is_ring(&words) {
         spec.scale_up.switch_reduce = None;

@@ -155,7 +155,8 @@ pub fn keeps_attention(run: &Training) -> bool {
 pub fn recomputes_experts(run: &Training, model: &LlmSpec) -> bool {
     let text = squeezed(&run.recompute);
     // Their activation is another module (`moe_act`).
-    let whole = tokens(&run.recompute.replace("moe_act", "")).iter().any(|word| word == "moe");
+    let whole = tokens(&run.recompute.replace("moe_act", "").replace("experts' activation", ""));
+    let whole = whole.iter().any(|word| word == "moe" || word == "experts");
     model.moe.is_some() && (text.starts_with("selective") && whole || keeps_products(run))
 }
 

@@ -394,6 +394,8 @@ mod tests {
         };
         assert!(experts("selective (layernorm, moe)", &model) && !experts("selective (layernorm, moe_act)", &model));
         assert!(!experts("selective (layernorm, moe)", &LlmSpec::default()));
+        let named = ["selective (attention, layernorm, experts)", "selective (norms and the experts' activation)"];
+        assert_eq!(named.map(|text| experts(text, &model)), [true, false]);
         let titan = |text: &str, experts: Option<Experts>| {
             let run = Training {
                 recompute: text.into(),

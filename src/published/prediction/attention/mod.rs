@@ -86,6 +86,10 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     let stack = &in_python(row, &par, shipped, stack);
     let specs = specs(row, gpus, &par)?;
     par.options.per_document = each_is_shared(&specs, &par);
+    if specs.iter().any(|spec| are_padded(spec, par.ulysses)) {
+        par.options.pad_heads = true;
+        found.why.push(format!("taken: heads padded until ulysses {} divides them", par.ulysses));
+    }
     let bench = Bench { machine, stack, pass, par };
     found.split = format!("ulysses {} x ring {}, {}, {}", par.ulysses, par.ring, par.options, pass.name());
     // Benchmarks over several sets of documents take them in turn.
@@ -105,6 +109,12 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     let rate = flops / f64::from(sharers);
     found.predicted = Some(in_unit(row, seconds, rate, bench.peak())?);
     Ok(())
+}
+
+/// Whether heads of a run that was timed cannot be dealt out evenly: those are padded where implementations run at all.
+fn are_padded(spec: &AttentionSpec, ulysses: u32) -> bool {
+    let (heads, kv_heads, ranks) = (spec.heads, spec.kv_heads, u64::from(ulysses));
+    !(heads.is_multiple_of(ranks) && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads)))
 }
 
 /// The row with the sizes of the script, or of the model, that it names in place of its own.

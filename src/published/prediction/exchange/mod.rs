@@ -164,7 +164,13 @@ fn cluster(
     shipped: &Shipped,
 ) -> std::result::Result<(Cluster, String), String> {
     let gpu = if row.gpu.is_empty() { DEFAULT_GPU.into() } else { gpu_of(&row.gpu) };
-    let node = if links == 72 || links == ranks { None } else { Some(8) };
+    let node = match links {
+        72 => None,
+        _ if links == ranks => None,
+        // Without links nothing tells how many share a node.
+        1 => Some(8),
+        _ => Some(links),
+    };
     let stated = Stated { gpu: &gpu, gpus: ranks, gpus_per_node: node, whole_nodes: false, interconnect: &row.network };
     let chosen = shipped.fleet.choose(&stated)?;
     Ok((chosen.cluster, chosen.said))

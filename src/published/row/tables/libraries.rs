@@ -138,12 +138,19 @@ fn common(table: &Value, row: &Map<String, Value>) -> Exchanged {
         topk: count(&["topk"]),
         experts: experts.or(stated).or(Some(256)),
         node_limit: setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit)),
-        sms: count(&["sms"]).map(|n| n as u16),
+        sms: count(&["sms"]).or_else(|| sms(&text(&setup, "kernel"))).map(|n| n as u16),
         queue_pairs: count(&["num_qps_per_rank", "num_qps", "qps", "qps_per_rank", "queue_pairs"]).or_else(|| {
             queue_pairs(&format!("{} {} {}", text(&setup, "kernel"), text(table, "system"), text(table, "notes")))
         }),
         ..Exchanged::default()
     }
+}
+
+/// SMs of a kernel, as remarks tell them: "V2, 24 SMs".
+fn sms(words: &str) -> Option<u32> {
+    let all = tokens(words);
+    let at = all.iter().position(|word| word == "sms")?;
+    all[at.checked_sub(1)?].parse().ok()
 }
 
 /// Queue pairs of a rank, as remarks tell them: "1 queue pair", "num_qps 1", "2 QPs per rank".
@@ -313,7 +320,7 @@ mod tests {
     use crate::published::prediction::exchange::predict;
 
     #[test]
-    fn queue_pairs_as_remarks_tell_them() {
+    fn queue_pairs_and_sms_as_remarks_tell_them() {
         for (words, found) in [
             ("GPU inferred; 1 queue pair", Some(1)),
             ("one queue pair a rank", Some(1)),
@@ -326,6 +333,8 @@ mod tests {
         ] {
             assert_eq!(queue_pairs(words), found, "{words}");
         }
+        let told = ["V2, 24 SMs", "normal V1 (20 SMs in test)", "low-latency V1", "SMs"].map(sms);
+        assert_eq!(told, [Some(24), Some(20), None, None]);
     }
 
     /// Over the network, by DeepEP's normal kernels; of others it is told that nobody knows.
@@ -352,5 +361,15 @@ mod tests {
         assert_eq!(part("DeepEP V1 normal", 64, "4 queue pairs"), (1.0, 0));
         assert_eq!(part("DeepEP V1 normal", 8, "1 queue pair"), (1.0, 0));
         assert_eq!(part("DeepEP V2", 64, "1 queue pair"), (1.0, 1));
+    }
+    /// Four NICs of a node with four GPUs are one a GPU.
+    #[test]
+    fn nodes_have_the_gpus_that_are_stated() {
+        let hardware =
+            serde_json::json!({"gpu": "GH200", "gpus_per_node": 4, "nic": "4x200Gb/s HPE Slingshot per node"});
+        let table = serde_json::json!({"system": "UCCL-EP", "hardware": hardware, "setup": {"tokens_per_rank": 4096, "hidden": 7168}});
+        let row = serde_json::json!({"ep": 8, "disp_bf16": 1.0});
+        let (_, facts) = numbers(&table, row.as_object().unwrap()).remove(0);
+        assert_eq!(predict(&facts, &Shipped::new().unwrap()).cluster, "alps-gh200");
     }
 }
