@@ -201,14 +201,14 @@ impl Roofline {
         if let Some(widest) = self.widest_head.filter(|&widest| head_dim > widest && !options.unfused) {
             let why = format!(
                 "{head_dim} is more than the {widest} that attention of stack {} is written for; \
-                 add the option unfused, or use another stack",
+                 add the option unfused, with a ring of 1, or use another stack",
                 self.stack
             );
             return Err(Cause::HeadDim.infeasible(why));
         }
         if self.attention.is_none() && !options.unfused {
             let why = format!(
-                "stack {} has no fused kernel for it; add the option unfused, or use another stack",
+                "stack {} has no fused kernel for it; add the option unfused, with a ring of 1, or use another stack",
                 self.stack
             );
             return Err(Cause::Attention.infeasible(why));

@@ -22,6 +22,7 @@ pub use asked::{trained, usual_batch, usual_ep, usual_gpus};
 pub use case::Case;
 pub use grid::{Also, Batch, Grid};
 pub use point::Point;
+pub use remedy::Said;
 
 use crate::error::Result;
 use crate::report::Row;

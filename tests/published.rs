@@ -20,12 +20,13 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 46] = [
+const BLIND: [&str; 50] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
     "blind_attention_4.json",
     "blind_attention_5.json",
+    "blind_attention_6.json",
     "blind_exchange.json",
     "blind_exchange_2.json",
     "blind_exchange_3.json",
@@ -34,6 +35,7 @@ const BLIND: [&str; 46] = [
     "blind_exchange_6.json",
     "blind_exchange_7.json",
     "blind_exchange_8.json",
+    "blind_exchange_9.json",
     "blind_memory.json",
     "blind_memory_2.json",
     "blind_mixtures.json",
@@ -45,6 +47,7 @@ const BLIND: [&str; 46] = [
     "blind_network_6.json",
     "blind_network_7.json",
     "blind_network_8.json",
+    "blind_network_9.json",
     "blind_training.json",
     "blind_training_2.json",
     "blind_training_3.json",
@@ -67,6 +70,7 @@ const BLIND: [&str; 46] = [
     "blind_training_20.json",
     "blind_training_21.json",
     "blind_training_22.json",
+    "blind_training_23.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.

@@ -141,7 +141,10 @@ impl Bench {
         let documents = if whole { self.spec.mask.documents.clone() } else { Documents::default() };
         let mask = Mask { documents, ..self.spec.mask.clone() };
         let spec = AttentionSpec { seq_len: tokens, mask, ..self.spec.clone() };
-        Ok(self.cost(&self.plan(&spec, &Parallelism::default())?)?.1.step)
+        // A stack without a fused kernel has none on one GPU either.
+        let options = Options { unfused: self.par.options.unfused, ..Options::default() };
+        let one = Parallelism { options, ..Parallelism::default() };
+        Ok(self.cost(&self.plan(&spec, &one)?)?.1.step)
     }
 
     fn found(&self) -> Result<Found> {

@@ -10,7 +10,7 @@ use crate::report::Row;
 use crate::report::human::{packed, percent};
 use crate::spec::Parallelism;
 use crate::strategy::expert::Routing;
-use crate::sweep::{Case, Point};
+use crate::sweep::{Case, Point, Said};
 
 /// What to compute: a point, and its plan if that came from a file.
 pub struct Chosen {
@@ -19,8 +19,8 @@ pub struct Chosen {
     pub(super) loaded: Option<Plan>,
     /// What was taken where nothing was said.
     pub(super) taken: Option<String>,
-    /// Whether the sequences of a step were.
-    pub(super) batch_said: bool,
+    /// What was.
+    pub(super) said: Said,
 }
 
 /// That ranks which exchange most lie across two nodes, where others lie in one.
@@ -93,7 +93,7 @@ impl Chosen {
     pub fn remedied(&self, row: Row) -> Result<Row> {
         // Of a large mixture in a long pipeline it takes half a minute.
         let _clock = row.over().filter(|over| *over > 0.0).map(|_| Clock::start("looking for what makes it fit"));
-        self.case.with_remedies(&self.point, row, self.batch_said)
+        self.case.with_remedies(&self.point, row, self.said)
     }
 
     /// That some GPUs of each node idle.

@@ -56,6 +56,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Err(error);
     }
     let summary = Summary::of(&cases, &verdicts);
+    if summary.unread == cases.len() {
+        let why = verdicts.first().map(|verdict| verdict.why.clone()).unwrap_or_default();
+        let files: Vec<_> = flags.cases.iter().map(|file| file.display().to_string()).collect();
+        let why = format!("none of {} cases could be read, the first because of {why}", cases.len());
+        return Err(Error::spec(files.join(", "), "contents", why));
+    }
     let mut text = if flags.summary { table::groups(&summary) } else { table::render(&verdicts, &summary) };
     if let Some(store) = store {
         let rows = store.finish(&verdicts)?;

@@ -2,7 +2,7 @@
 
 use super::flags::value::{capacity, count, degree, dispatch, options, recompute};
 use super::flags::{
-    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, of_experts,
+    BatchSize, Experts, Fresh, Lengths, Model, Mtp, Output, Packing, Platform, Precision, Title, agree, of_experts,
 };
 use super::progress::bar;
 use super::{Answer, list_of, software};
@@ -108,6 +108,7 @@ impl Flags {
         ];
         let model = LlmSpec::find(&self.model.name)?;
         of_experts(&model, &said)?;
+        self.options.iter().try_for_each(|words| self.agrees(words))?;
         let (cluster, gpu) = self.platform.specs()?;
         let gpus = self.gpus.unwrap_or_else(|| usual_gpus(&cluster, &gpu));
         Ok(Grid {
@@ -133,6 +134,30 @@ impl Flags {
             no_mtp: self.mtp.no_mtp,
             also: self.also(gpus),
         })
+    }
+
+    /// No word says another thing than the flags of experts.
+    fn agrees(&self, words: &Options) -> Result<()> {
+        let usual = Options::default();
+        let dtype = |fp8: bool| if fp8 { "fp8" } else { "bf16" }.to_string();
+        let numbers = |all: &[u32]| all.iter().map(u32::to_string).collect();
+        agree(&[
+            (
+                "dispatch",
+                self.dispatch.iter().map(|d| d.name().into()).collect(),
+                words.dispatch.name().into(),
+                usual.dispatch.name().into(),
+            ),
+            ("dispatch-dtype", self.dispatch_dtype.clone(), dtype(words.dispatch_fp8), dtype(usual.dispatch_fp8)),
+            ("replicas", numbers(&self.replicas), words.replicas.to_string(), usual.replicas.to_string()),
+            (
+                "capacity",
+                self.capacity.iter().map(ToString::to_string).collect(),
+                words.capacity.to_string(),
+                usual.capacity.to_string(),
+            ),
+            ("shadow", numbers(&self.shadow), words.shadow.to_string(), usual.shadow.to_string()),
+        ])
     }
 
     /// The words, crossed with who carries rows and as what, where that is said.

@@ -52,13 +52,21 @@ impl Kind {
     }
 }
 
+/// What whoever asks has said himself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Said {
+    /// How many sequences a step has: another number need not be told.
+    pub batch: bool,
+    /// Replicas: what takes ranks of them goes with another number.
+    pub dp: bool,
+}
+
 impl Case {
-    /// A row that lacks memory with what would make its point fit; any other row as it is. `batch_said`: whoever asks has
-    /// said how many sequences a step has, and need not be told.
-    pub fn with_remedies(&self, point: &Point, row: Row, batch_said: bool) -> Result<Row> {
+    /// A row that lacks memory with what would make its point fit; any other row as it is.
+    pub fn with_remedies(&self, point: &Point, row: Row, said: Said) -> Result<Row> {
         match row.over() {
             Some(over) if over > 0.0 => {
-                let found = Search { case: self, point, over, batch_said }.words()?;
+                let found = Search { case: self, point, over, said }.words()?;
                 Ok(Row { why: row.why.and(found), ..row })
             }
             _ => Ok(row),
@@ -84,7 +92,7 @@ struct Search<'a> {
     case: &'a Case,
     point: &'a Point,
     over: f64,
-    batch_said: bool,
+    said: Said,
 }
 
 impl Search<'_> {
@@ -121,13 +129,16 @@ impl Search<'_> {
         self.case.over(&self.with(changes))
     }
 
-    /// Flags that are typed for changes: the batch, too, where it was not said and would be another one after them.
+    /// Flags that are typed for changes: the batch, too, where it was not said and would be another one after them, and dp
+    /// where it was said and would be another one.
     fn words_of(&self, changes: &[&Change]) -> String {
         let changed = self.with(changes);
         let is_usual = |point: &Point| point.global_batch == usual_batch(point.par.dp, point.micro_batch);
-        let follows = !self.batch_said && is_usual(self.point);
-        let batch = (follows && !is_usual(&changed)).then_some(changed.global_batch);
-        words(changes, batch)
+        let follows = !self.said.batch && is_usual(self.point);
+        let batch = (follows && !is_usual(&changed)).then_some(("global_batch", changed.global_batch));
+        let dp = self.said.dp && changed.par.dp != self.point.par.dp;
+        let dp = dp.then_some(("dp", u64::from(changed.par.dp)));
+        words(changes, dp.into_iter().chain(batch))
     }
 
     fn kind(&self, all: Vec<Change>) -> Result<Kind> {
@@ -294,10 +305,10 @@ fn degree(name: &'static str, now: u32, most: u32, raise: fn(&mut Parallelism, u
 }
 
 /// `recompute full, zero 3 and options offload-optimizer`: words of options are one flag's.
-fn words(changes: &[&Change], batch: Option<u64>) -> String {
+fn words(changes: &[&Change], beside: impl Iterator<Item = (&'static str, u64)>) -> String {
     let flags = changes.iter().filter(|change| change.flag != "options");
     let mut all: Vec<String> = flags.map(|change| format!("{} {}", change.flag, change.value)).collect();
-    all.extend(batch.map(|batch| format!("global_batch {batch}")));
+    all.extend(beside.map(|(flag, value)| format!("{flag} {value}")));
     let options: Vec<&str> = changes.iter().filter(|c| c.flag == "options").map(|c| &c.value[..]).collect();
     if !options.is_empty() {
         all.push(format!("options {}", options.join("+")));
@@ -326,7 +337,7 @@ mod tests {
     fn why(case: &Case, point: Point) -> String {
         let row = case.row(&point).unwrap();
         assert_eq!(row.why.cause, Cause::Memory, "{}", row.why);
-        case.with_remedies(&point, row, false).unwrap().why.to_string()
+        case.with_remedies(&point, row, Said::default()).unwrap().why.to_string()
     }
 
     /// The point with the flags of one remedy, as someone types them who reads it, and has said nothing of the batch where it is
@@ -404,10 +415,17 @@ mod tests {
         assert_eq!(hold(&whole, point)[0], "micro_batch 2 and global_batch 64");
         // A batch that was said is not said again, be it the usual one or not.
         let row = whole.row(&point).unwrap();
-        let why = whole.with_remedies(&point, row, true).unwrap().why.to_string();
+        let why = whole.with_remedies(&point, row, Said { batch: true, dp: false }).unwrap().why.to_string();
         assert!(why.contains("fits with micro_batch 2 (") && !why.contains("global_batch"), "{why}");
         point.global_batch = 128;
         assert_eq!(hold(&whole, point)[0], "micro_batch 2");
+        // Replicas that were said are said again, where others leave less for them.
+        let why = |said: Said| {
+            let point = Point { micro_batch: 1, seq_len: 128 << 10, global_batch: 64, ..point };
+            whole.with_remedies(&point, whole.row(&point).unwrap(), said).unwrap().why.to_string()
+        };
+        let said = why(Said { batch: true, dp: true });
+        assert!(said.contains("ring 32 and dp 2") && !why(Said::default()).contains("dp "), "{said}");
     }
 
     #[test]
@@ -447,7 +465,7 @@ mod tests {
         let fits = Parallelism { dp: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
         for par in [fits, Parallelism { dp: 3, ..fits }] {
             let row = small.row(&point(8192, 8, par)).unwrap();
-            assert_eq!(small.with_remedies(&point(8192, 8, par), row.clone(), false).unwrap(), row);
+            assert_eq!(small.with_remedies(&point(8192, 8, par), row.clone(), Said::default()).unwrap(), row);
         }
     }
 }

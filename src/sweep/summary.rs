@@ -1,6 +1,6 @@
 //! A study in a table: the best way at every length, and why others do not run.
 
-use super::{Case, Point};
+use super::{Case, Point, Said};
 use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::{Table, percent, seconds, tokens};
@@ -44,7 +44,7 @@ pub fn nothing_runs(case: &Case, rows: &[Row]) -> Result<Option<String>> {
     let lacks = |row: &Row| row.over().filter(|over| *over > 0.0).unwrap_or(f64::INFINITY);
     let Some(row) = rows.iter().min_by(|a, b| lacks(a).total_cmp(&lacks(b))) else { return Ok(None) };
     // How many sequences a step has is asked for: no remedy is to say it again.
-    let row = case.with_remedies(&Point::of_row(row), row.clone(), true)?;
+    let row = case.with_remedies(&Point::of_row(row), row.clone(), Said { batch: true, dp: false })?;
     let Row { seq_len, recompute, why, .. } = &row;
     Ok(Some(format!("{}, {}, recompute {recompute}: {why}", tokens(*seq_len), way(&row))))
 }

@@ -191,6 +191,10 @@ fn an_attention_alone_is_held_against_one_gpu_with_equal_work() {
     let forward = 4.0 * 65536f64.powi(2) * 32.0 * 128.0 / 2.0;
     assert_eq!(number(&alone, "flops"), forward);
     assert_eq!(number(&json(dir.path(), &format!("{line} --pass fwd+bwd")), "flops"), 3.5 * forward);
+    // Where there is no fused kernel, there is none on one GPU.
+    let line = "attention --cluster v100-dgx1 --seq-len 8K --causal --options unfused --json";
+    let unfused = json(dir.path(), &format!("{line} --ulysses 8"));
+    assert_eq!(unfused["one_gpu_s"], json(dir.path(), line)["time_s"]);
     let text = succeeds(dir.path(), "attention --seq-len 64K --ring 8 --causal");
     assert!(text.contains("efficiency") && text.contains("cp (ring)"), "{text}");
 }

@@ -74,11 +74,16 @@ const REFUSED: &[&str] = &[
     "estimate --zero 2 --options all-reduce-grads",
     "estimate --dtype f32 --options bf16-grads",
     "estimate --options recompute-moe",
+    "estimate --model mixtral-8x7b --gpus 64 --dispatch nccl --options dispatch-deepep-v2",
+    "estimate --model mixtral-8x7b --gpus 64 --dispatch-dtype bf16 --options dispatch-fp8",
+    "sweep --model mixtral-8x7b --gpus 64 --replicas 8,16 --options replicas-8 --out both",
     "estimate --zero 1 --options shard-3",
     "estimate --zero 0 --options shard-2",
     "estimate --zero 4",
     // Attention alone.
     "attention --ring 3",
+    "attention --ring 8 --seq-len 8",
+    "attention --cluster v100-dgx1 --ring 8",
     "attention --ulysses 3",
     "attention --heads 32 --kv-heads 5",
     "attention --heads 0",
@@ -129,6 +134,7 @@ const REFUSED: &[&str] = &[
     "compare --plan plan.json --model llama-3-8b",
     // Studies.
     "plot missing",
+    "published --cases facts.json",
     "sweep --seq-len 0 --out zero",
     "sweep --ring 0 --out zero",
     "sweep --tokens-per-step 1M --global-batch 4 --out both",
@@ -146,6 +152,7 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     model(d, "not-a-plan.json", &[]);
     let nameless = r#"{"gpu": "h100-sxm5", "gpus_per_node": 8, "nodes": 1, "host": {"memory": {"value": "1 TB", "source": "", "provenance": "assumed"}}}"#;
     fs::write(d.join("nameless.json"), nameless).unwrap();
+    fs::write(d.join("facts.json"), r#"{"cases": [{"id": "a", "system": 3}]}"#).unwrap();
     let mut fleet = shipped("models/fleet/llama-3-405b.json");
     fleet["repair"]["value"] = "1e30 d".into();
     fs::write(d.join("slow_repair.json"), fleet.to_string()).unwrap();

@@ -8,7 +8,7 @@ use crate::device::Profile;
 use crate::error::{Cause, Error, Result};
 use crate::plan::{Plan, Route};
 use crate::spec::{Architecture, ClusterSpec, GpuSpec, Parallelism, Recompute};
-use crate::sweep::{Case, Point, usual_batch};
+use crate::sweep::{Case, Point, Said, usual_batch};
 use std::path::Path;
 
 impl Config {
@@ -76,7 +76,7 @@ impl Config {
                 options: self.all_options(),
             },
         };
-        self.mixture.check(&model)?;
+        self.mixture.check(&model, &self.implementation.options.unwrap_or_default())?;
         let mut case = Case::new(model, cluster_name, self.stack.on(&gpu), gpus, self.precision.dtype)?;
         case.documents = self.packing.documents.clone().unwrap_or_default();
         self.measured(&mut case, defaults)?;
@@ -88,7 +88,13 @@ impl Config {
         let fits = !defaults.at_hand && !self.says_split() && gpu.architecture != Architecture::Cpu;
         let taken = if fits { fitting(&case, &point, self.global_batch)? } else { None };
         let (point, taken) = taken.map_or((point, None), |taken| (taken.point, Some(taken.note)));
-        Ok(Chosen { case, point, loaded: None, taken, batch_said: self.global_batch.is_some() })
+        Ok(Chosen {
+            case,
+            point,
+            loaded: None,
+            taken,
+            said: Said { batch: self.global_batch.is_some(), dp: self.dp.is_some() },
+        })
     }
 
     /// Nobody means all cores of a machine by default; a cluster is used whole.
@@ -125,7 +131,7 @@ impl Config {
         case.can_run(&plan.about.par)?;
         case.aside(&plan)?;
         self.measured(&mut case, defaults)?;
-        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None, batch_said: false })
+        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None, said: Said::default() })
     }
 
     /// Puts the profile's kernel times into a case, if they are those of its machine.

@@ -1,7 +1,7 @@
 //! What is said of a mixture's experts.
 
-use crate::cli::flags::of_experts;
 use crate::cli::flags::value::{capacity, degree, dispatch};
+use crate::cli::flags::{agree, of_experts};
 use crate::error::{Error, Result};
 use crate::spec::{Capacity, Dispatch, LlmSpec, Options};
 use crate::strategy::expert::Routing;
@@ -31,8 +31,13 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Errors: the model has no experts, and something is said of them.
-    pub fn check(&self, model: &LlmSpec) -> Result<()> {
+    /// Errors: the model has no experts, and something is said of them; or `words` of `--options` say another thing.
+    pub fn check(&self, model: &LlmSpec, words: &Options) -> Result<()> {
+        let usual = self.beside(&Options::default());
+        let each = self.beside(words).into_iter().zip(usual);
+        let each: Vec<_> =
+            each.map(|((flag, asked, word), (.., usual))| (flag, asked.into_iter().collect(), word, usual)).collect();
+        agree(&each)?;
         let said = [
             ("--dispatch", self.dispatch.is_some()),
             ("--dispatch-dtype", self.dispatch_dtype.is_some()),

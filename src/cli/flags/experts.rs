@@ -20,6 +20,17 @@ impl Experts {
     }
 }
 
+/// A word of `--options` that says another thing than a flag would else go by without a word. `each`: a flag, what it says,
+/// what the words say, and what they say where nobody says anything.
+pub fn agree(each: &[(&str, Vec<String>, String, String)]) -> Result<()> {
+    let wrong = |(_, asked, word, usual): &&(&str, Vec<String>, String, String)| {
+        word != usual && asked.iter().any(|asked| asked != word)
+    };
+    let Some((flag, asked, word, _)) = each.iter().find(wrong) else { return Ok(()) };
+    let why = format!("--{flag} {} contradicts --options, which says {word}; leave one of them out", asked.join(","));
+    Err(Error::spec("the command line", *flag, why))
+}
+
 /// What is said of experts would else go by without a word where there are none. `said`: flags, and whether they were given.
 pub fn of_experts(model: &LlmSpec, said: &[(&str, bool)]) -> Result<()> {
     match said.iter().find(|(_, said)| *said && model.moe.is_none()) {

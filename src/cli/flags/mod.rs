@@ -18,7 +18,7 @@ pub mod value;
 
 pub use batch::BatchSize;
 pub use documents::{Packing, documents};
-pub use experts::{Experts, of_experts};
+pub use experts::{Experts, agree, of_experts};
 pub use implementation::Implementation;
 pub use lengths::Lengths;
 pub use model::{Model, Mtp};

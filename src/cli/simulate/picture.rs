@@ -80,13 +80,13 @@ fn lanes(plan: &Plan) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::spec::{LlmSpec, Parallelism, Recompute};
-    use crate::sweep::{Case, Point};
+    use crate::sweep::{Case, Point, Said};
 
     fn chosen(par: Parallelism) -> (Chosen, Plan) {
         let case = Case::new(LlmSpec::find("llama-3-8b").unwrap(), "dgx-h100", "nccl-fa3", 8, None).unwrap();
         let point = Point { seq_len: 1024, global_batch: 16, micro_batch: 1, par };
         let plan = case.plan(&point).unwrap();
-        (Chosen { case, point, loaded: None, taken: None, batch_said: false }, plan)
+        (Chosen { case, point, loaded: None, taken: None, said: Said::default() }, plan)
     }
 
     #[test]

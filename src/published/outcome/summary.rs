@@ -34,6 +34,8 @@ pub struct Ordering {
 pub struct Summary {
     pub groups: Vec<Errors>,
     pub overall: Errors,
+    /// Cases of which nothing could be read; they are in no group.
+    pub unread: usize,
     pub ordering: Ordering,
     /// The same of the fullest GPU's memory, where sources state it: the groups, and then all.
     pub memory: Vec<Errors>,
@@ -45,7 +47,8 @@ impl Summary {
         let mut groups = by_group(verdicts, |v| v.measured.map(|_| v.rel_error));
         let overall = groups.pop().unwrap_or_else(|| errors(ALL, &[]));
         let memory = by_group(verdicts, |v| v.mem_measured_gib.map(|_| v.mem_rel_error));
-        Summary { groups, overall, ordering: ordering(cases, verdicts), memory }
+        let unread = cases.iter().filter(|case| matches!(case.facts, Facts::Unread(_))).count();
+        Summary { groups, overall, unread, ordering: ordering(cases, verdicts), memory }
     }
 }
 

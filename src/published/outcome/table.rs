@@ -64,6 +64,12 @@ pub fn groups(summary: &Summary) -> String {
     for g in summary.groups.iter().chain([&summary.overall]) {
         text.push_str(&line(g, wide));
     }
+    if summary.unread > 0 {
+        text.push_str(&format!(
+            "{} not read, in no group: the table of cases, without --summary, says why\n",
+            summary.unread
+        ));
+    }
     if !summary.memory.is_empty() {
         text.push_str("\nmemory of the fullest GPU, where it is stated\n");
         summary.memory.iter().for_each(|g| text.push_str(&line(g, wide)));

@@ -165,7 +165,8 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> Result<(Cluster, String), 
         out.p2p.value = (out.p2p.value * TUNED).min(out.achieved.value);
         said.push_str(", more channels a peer");
     }
-    if words.contains("nvlsoff") || is_ring(&words) {
+    let ring = is_ring(&words) || tokens(&row.link).iter().any(|word| word == "ring");
+    if words.contains("nvlsoff") || ring {
         spec.scale_up.switch_reduce = None;
         said.push_str(", the switch adds nothing up");
     }

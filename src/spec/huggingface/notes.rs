@@ -148,6 +148,14 @@ pub fn add(whole: &Config, config: &Config, spec: &mut LlmSpec) {
     if config.json.get("attention_bias").and_then(Value::as_bool) == Some(true) && !spec.biased_qkv() {
         spec.notes.push("attention_bias true: biases of attention are left out for this model type".into());
     }
+    let dropped = |field: &str| config.json.get(field).and_then(Value::as_f64);
+    if let (Some(attention), Some(rest)) = (dropped("attn_pdrop"), dropped("resid_pdrop"))
+        && attention != rest
+    {
+        let what =
+            format!("attn_pdrop {attention}: dropout is resid_pdrop's {rest} everywhere here, that of attention too");
+        spec.notes.push(what);
+    }
     spec.notes.extend(window_left_out(config, spec));
     let said = ["quantization_config", "index_topk", "indexer_types", "num_nextn_predict_layers", "attention_bias"];
     let said: Vec<&str> = said.into_iter().chain(caps).chain(WINDOW).collect();

@@ -105,8 +105,11 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     if !s.is_multiple_of(ring_parts) || !s.is_multiple_of(r * u) {
         let unit = lcm(ring_parts, r * u);
         let near = s.div_ceil(unit) * unit;
+        // Other layouts cut it once for each rank.
+        let halved = ring_parts > r && s.is_multiple_of(r * u);
+        let or = if halved { ", or --options contiguous or stripe" } else { "" };
         return Err(Cause::Sequence.infeasible(format!(
-            "seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}"
+            "seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}{or}"
         )));
     }
     Ok(())

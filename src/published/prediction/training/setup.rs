@@ -171,6 +171,11 @@ impl<'a> Choose<'a> {
 
     fn note_unstated(&mut self, split: &Split, gpus: u32) {
         let run = self.run;
+        let dp = split.par.dp;
+        let other = run.dp.filter(|stated| *stated != dp);
+        self.say(
+            other.map(|stated| format!("dp: {stated} as stated is not what the GPUs and other degrees leave, {dp}")),
+        );
         self.say(split.unknown.iter().map(|word| format!("taken without {word}, which this version has not")));
         self.say(run.gpus.is_none().then(|| format!("gpus: not stated; {gpus} taken")));
         self.say(run.seq.is_none().then(|| format!("seq: not stated; {} taken", split.seq)));
