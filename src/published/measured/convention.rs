@@ -6,6 +6,8 @@
 
 use crate::published::row::case::Training;
 use crate::published::row::words::squeezed;
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::spec::LlmSpec;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +39,8 @@ impl Convention {
     /// out: 974 TFLOP/s at 6583 tokens/s are 1.48e11 of a token of Qwen3-235B, 1.51e11 with half and 1.70e11 with whole.
     pub fn of_run(run: &Training, recomputes: bool) -> Convention {
         let stated = Convention::of(&run.flops_convention, recomputes);
-        let system = squeezed(&run.system);
-        let core = ["megatroncore", "primus"].iter().any(|word| system.contains(word)) && run.experts.is_some();
-        let halves = core || system.contains("megatronbridge");
+        let system = System::of(&run.system);
+        let halves = system.is(Fact::CountsHalf) || run.experts.is_some() && system.is(Fact::CountsHalfOfMixtures);
         Convention { causal: stated.causal || halves && !is_settled(&run.flops_convention), ..stated }
     }
 

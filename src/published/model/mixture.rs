@@ -4,6 +4,8 @@ use crate::published::measured::convention::Convention;
 use crate::published::row::case::{Experts, Training};
 use crate::published::row::words::{affirmed, squeezed, told};
 use crate::published::software::recipe::{self, BESIDE};
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::routing::Routing::RoundRobin;
 use crate::spec::{Capacity, Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Parallelism, Score};
 use crate::strategy::expert::Routing;
@@ -42,13 +44,14 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
     Ok(mixed)
 }
 
-/// The capacity of experts whose rows MaxText picks by products with masks: with a `capacity_factor` above 0, where
-/// nothing else is said to carry them (github:AI-Hypercomputer/maxtext src/MaxText/layers/moe.py, dense_matmul).
+/// The capacity of experts whose rows are picked by products with masks: with a `capacity_factor` above 0, where nothing
+/// else is said to carry them.
 pub fn masked(run: &Training, model: &LlmSpec) -> Option<Capacity> {
-    let (system, stated) = (squeezed(&run.system), run.experts.as_ref()?);
+    let stated = run.experts.as_ref()?;
     let otherwise = ["deepep", "groupedproducts", "groupedgemm", "megablox", "dropless", "gmm"];
-    let said = system.clone() + &squeezed(&affirmed(&run.notes));
-    if model.moe.is_none() || !system.contains("maxtext") || otherwise.iter().any(|word| said.contains(word)) {
+    let said = squeezed(&run.system) + &squeezed(&affirmed(&run.notes));
+    let masks = model.moe.is_some() && System::of(&run.system).is(Fact::MasksRows);
+    if !masks || otherwise.iter().any(|word| said.contains(word)) {
         return None;
     }
     let factor = stated.capacity.or_else(|| [&run.system, &run.notes].into_iter().find_map(|text| factor(text)))?;
@@ -115,8 +118,8 @@ fn between(window: u64, seq: u64) -> u64 {
 pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     let Some(moe) = model.moe else { return 1 };
     let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
-    let usual = if squeezed(&run.system).contains("automodel") { AUTOMODEL_EP } else { node };
-    (1..=run.ep.unwrap_or(usual).min(stage)).rev().find(fits).unwrap_or(1)
+    let habit = || System::of(&run.system).first(|fact| if let Fact::ExpertRanks(n) = fact { Some(n) } else { None });
+    (1..=run.ep.or_else(habit).unwrap_or(node).min(stage)).rev().find(fits).unwrap_or(1)
 }
 
 /// What is to be said where nobody says over how many ranks experts are spread. Trainers of PyTorch and JAX leave them whole by
@@ -143,17 +146,13 @@ pub fn parted(run: &Training, model: &LlmSpec, par: &Parallelism) -> Option<Stri
     Some(format!("ep: {stated} stated; {} taken, as a stage has {ranks} ranks", par.ep))
 }
 
-/// Of NeMo AutoModel, and all ranks where they are fewer: `ep_size` of GPT-OSS 120B, DeepSeek-V3 and Nemotron 3 Super on H100,
-/// github:NVIDIA-NeMo/Automodel@037e04a examples/benchmark/configs and @e344133; those of one node have 8.
-const AUTOMODEL_EP: u32 = 64;
-
 /// How tokens choose experts. Sources force them to do it evenly, or near to it: Megatron Core by random numbers, torchtitan
 /// (`_debug_force_load_balance_routing` of torchtitan/models/moe.py) and the gate of NeMo AutoModel's benchmarks
 /// (`FakeBalancedGate`, docs/performance-summary.md@01926a5) in a row, so that hardly any row leaves its node.
 pub fn routing(run: &Training) -> Routing {
-    let (system, notes) = (squeezed(&run.system), squeezed(&affirmed(&run.notes)));
+    let (system, notes) = (System::of(&run.system), squeezed(&affirmed(&run.notes)));
     let forced = ["forced", "forcebalanced", "forceloadbalance"].iter().any(|word| notes.contains(word));
-    if system.contains("automodel") || system.contains("torchtitan") && forced {
+    if system.is(Fact::BalancedInTurn) || forced && system.is(Fact::ForcedInTurn) {
         return Routing::Traced { routing: RoundRobin, seed: 1 };
     }
     Routing::Balanced
@@ -162,9 +161,6 @@ pub fn routing(run: &Training) -> Routing {
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
 /// the other half of a pair of microbatches (section 3.2.1), and what latent attention projects up is made again (3.2.3).
 const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE, "recompute-mla-up"];
-
-/// Names of DeepSeek's own software.
-const DEEPSEEKS: [&str; 3] = ["haillm", "dualpipe", "deepseekv3pretraining"];
 
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
 pub fn dispatch(run: &Training) -> Vec<&'static str> {
@@ -176,7 +172,7 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
         words.push("dualpipe-v");
     }
     // Megatron Core asks for an interleaved pipeline, or none.
-    let is_megatron = squeezed(&run.system).contains("megatron");
+    let is_megatron = System::of(&run.system).is(Fact::InterleavedExchange);
     let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && is_megatron;
     words.retain(|word| *word != BESIDE || !plain);
     words
@@ -196,8 +192,7 @@ fn is_beside(run: &Training) -> bool {
 
 /// DeepSeek's own software.
 pub fn is_deepseeks(run: &Training) -> bool {
-    let system = squeezed(&run.system);
-    DEEPSEEKS.iter().any(|name| system.contains(name))
+    System::of(&run.system).is(Fact::DeepSeeks)
 }
 
 /// Its pipelines: DualPipe's schedule, of which plans have the form with one copy of the weights and two chunks on each of
@@ -217,7 +212,7 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
     let ported = squeezed(&run.gpu).starts_with("mi");
     let library = |text: &str| LIBRARIES.iter().find(|(name, _)| text.contains(name)).map(|(_, words)| *words);
     let of_system = || match () {
-        () if DEEPSEEKS.iter().any(|name| system.contains(name)) => Some(DEEPSEEK),
+        () if is_deepseeks(run) => Some(DEEPSEEK),
         () if system.contains("allgather") => Some(&["dispatch-allgather"][..]),
         () => None,
     };

@@ -4,34 +4,8 @@
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, squeezed, tokens};
 use crate::published::software::era::precedes_flash;
-use crate::published::software::system::{FSDP_SDPA, NEMO, System};
-
-/// Systems that do, unless told otherwise; NeMo as it is since it has FlashAttention (`grad_sync_dtype`), until then it added up
-/// in fp32 (`fp32_grad_accum`, as remembered, not looked up).
-const HALVED: &[&str] = &[
-    // Recipes of Megatron-Bridge and NeMo for figures of performance (`grad_reduce_in_fp32` false:
-    // github:NVIDIA-NeMo/Megatron-Bridge@13d58bb scripts/performance/configs/nemotronh/nemotron_3_llm_pretrain.py, and in those of every
-    // other family).
-    "megatronbridge",
-    // `reduce_dtype` is bf16 (github:foundation-model-stack/fms-fsdp@8ec8256 fms_fsdp/policies/mixed_precision.py), as in the
-    // post that tells of it.
-    "fmsfsdp",
-    FSDP_SDPA,
-    // The benchmark's `fsdp_config_mixed_precision` is PURE (github:mosaicml/llm-foundry@12a6319
-    // scripts/train/benchmarking/submit_benchmarks.py).
-    "llmfoundry",
-    "mosaic",
-];
-
-/// DeepSpeed's `communication_data_type` is that of the weights (github:microsoft/DeepSpeed deepspeed/runtime/engine.py), and
-/// what has it beneath; its engine of pipelines adds up in fp32 where weights are bf16 (BF16_Optimizer).
-const ON_DEEPSPEED: &[&str] = &["deepspeed", "alst", "xtuner", "llamafactory", "openrlhf"];
-
-/// Where weights are fp16, these leave gradients in fp16: Megatron-LM sums in fp32 for bf16 alone unless told to
-/// (`accumulate_allreduce_grads_in_fp32`, megatron/arguments.py), DeepSpeed's fp16 optimizer "grad accumulates in fp16"
-/// (github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers"); the others
-/// stand on these.
-const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gptneox"];
+use crate::published::software::system::System;
+use crate::published::software::table::{Fact, Grads};
 
 /// Whether weights, gradients and the optimizer's moments are all of 16 bits, with no copy of the weights in fp32: said of a
 /// run, as fine-tuning on one GPU has it.
@@ -51,7 +25,6 @@ pub fn is_muon(run: &Training) -> bool {
 pub fn are_halved(run: &Training, zero: u32) -> bool {
     let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
     let notes = squeezed(&affirmed(&run.notes));
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
     let said = |words: &[&str]| words.iter().any(|word| [&system, &precision, &notes].iter().any(|t| t.contains(word)));
     if said(&["fp32grad", "gradreduceinfp32", "gradsinfp32"]) {
         return false;
@@ -59,19 +32,16 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     if is_pure_bf16(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
         return true;
     }
-    let is_nemo = System::of(&run.system).has(NEMO);
+    let as_weights = precision.contains("fp16") && !precision.contains("bf16");
     let pipelines = run.pp.is_some_and(|pp| pp > 1);
     // The library's own recipes add up in fp32 (`bf16_mixed`, nemo/collections/llm/recipes/precision/mixed_precision.py).
     let by_recipe = system.contains("megatronbridge") && tokens(&run.system).iter().any(|word| word == "recipe");
-    match () {
+    match System::of(&run.system).first(|fact| if let Fact::Gradients(of) = fact { Some(of) } else { None }) {
         _ if by_recipe => false,
-        // It shards by PyTorch's FSDP2.
-        _ if system.contains("automodel") => false,
-        // Its automatic mixed precision keeps weights, and what it adds up, in fp32, whoever's layers it has.
-        _ if system.contains("oneflow") => false,
-        _ if precision.contains("fp16") && !precision.contains("bf16") && says(AS_WEIGHTS) => true,
-        _ if says(HALVED) || (is_nemo && !system.contains("megatronlm") && !precedes_flash(&run.system)) => true,
-        _ => says(ON_DEEPSPEED) && zero > 0 && !pipelines,
+        None | Some(Grads::Wide) => false,
+        Some(Grads::Halved) => !precedes_flash(&run.system),
+        Some(Grads::AsFp16) => as_weights,
+        Some(Grads::AsWeights) => as_weights || zero > 0 && !pipelines,
     }
 }
 

@@ -4,7 +4,8 @@ use crate::published::outcome::verdict::Prediction;
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_fp4, is_narrow, squeezed};
 use crate::published::software::release::{Release, release};
-use crate::published::software::system::{NEMO, System};
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::spec::{Architecture, Dtype, GpuSpec, Origin, Sourced, StackSpec};
 
 /// Precisions that are no whole 32 bits, whatever is beside them in as many: "bf16 (fp32 gradients)".
@@ -47,13 +48,12 @@ pub fn gathers_fp8(run: &Training) -> bool {
     let fp8 = ["fp8", "float8"].iter().any(|word| precision.contains(word)) && !is_fp4(&run.precision);
     let said = ["fp8paramgather", "fp8params", "float8allgather", "fp8allgather", "fsdpfloat8"];
     let blocks = ["mx", "block", "subchannel", "rowwise"].iter().any(|word| precision.contains(word));
-    let others = ["automodel", "primus", "megatronlm"];
     let since = match system.has("mlperf") {
         true => system.says(&["mlperftrainingv5", "mlperftrainingv6"]),
         false => release(&run.system).is_none_or(|release| release >= RECIPES_WITH_FP8),
     };
-    let recipes = system.says(&[NEMO, "megatronbridge", "mlperf"]) && !system.says(&others) && since;
-    fp8 && !blocks && (recipes || said.iter().any(|word| words.iter().any(|text| text.contains(word))))
+    let recipes = system.first(|fact| if let Fact::GathersFp8(recipes) = fact { Some(recipes && since) } else { None });
+    fp8 && !blocks && (recipes == Some(true) || said.iter().any(|word| words.iter().any(|text| text.contains(word))))
 }
 
 /// NeMo 2.0's first container, the first with those recipes; what configurations before it said is not known here.

@@ -2,7 +2,9 @@
 
 use crate::published::row::case::Training;
 use crate::published::row::words::{number_before, number_behind, squeezed, tokens};
-use crate::published::software::habits::{Habits, is_disproved};
+use crate::published::software::habits::Habits;
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::spec::{LlmSpec, Recompute};
 
 /// What is recomputed, if the source says so: in its own field, or in the name of the system.
@@ -18,7 +20,7 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if text.contains("mlaup") || parts_made_again(run).contains(&true) {
         return Some(Recompute::None);
     }
-    if is_disproved(&run.system) {
+    if System::of(&run.system).is(Fact::RecomputesNothing) {
         return Habits::of_run(run).recompute;
     }
     let named = [
@@ -76,7 +78,7 @@ pub fn unread(run: &Training) -> Option<String> {
     let text = squeezed(&run.recompute);
     let understood = text.is_empty()
         || text.contains("notstated")
-        || is_disproved(&run.system)
+        || System::of(&run.system).is(Fact::RecomputesNothing)
         || keeps_attention(run)
         || text.contains("mlaup")
         || parts_made_again(run).contains(&true)
@@ -361,7 +363,7 @@ mod tests {
     fn what_times_rule_out_is_not_taken() {
         let of = |system: &str| {
             let run = Training { system: system.into(), ..Training::default() };
-            (recompute(&run), crate::published::software::habits::fills_vocabulary(system))
+            (recompute(&run), !System::of(system).is(Fact::PublishedVocabulary))
         };
         let one_node = "Megatron-DeepSpeed, 1F1B, full activation checkpointing, fp16, ffn=4h, vocab 50257";
         assert_eq!(of(one_node), (Some(Recompute::None), false));

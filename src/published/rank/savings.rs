@@ -4,6 +4,7 @@
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, number_before, number_behind, squeezed, told};
 use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::spec::{LlmSpec, WideLoss};
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
@@ -57,8 +58,7 @@ pub fn wide_loss(run: &Training, in_tiles: &[&str], by_habit: WideLoss) -> WideL
 /// of Hugging Face's models, and not with the norms that others take from it.
 fn fuses_head(run: &Training) -> bool {
     let system = System::of(&run.system);
-    let patched = ["trl", "hf+", "huggingface", "transformers", "axolotl", "llamafactory", "swift", "xtuner", "alst"];
-    system.has("liger") && system.says(&patched)
+    system.has("liger") && system.is(Fact::LigerHead)
 }
 
 /// Whether what a layer keeps is stated to be in the host's memory.

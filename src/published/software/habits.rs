@@ -1,19 +1,14 @@
-//! Which software: attention kernel and habits by the name of the system. One table, read from above; what a
-//! source leaves unsaid is what its system did by default at its time.
+//! Attention kernel and habits by the name of the system: what a source leaves unsaid is what its system, as the table of
+//! systems has it, did by default at its time.
 
 use super::era::{follows_flash_2, is_later_gpu, is_later_model, precedes_flash};
 use super::loss::{self, ALONE};
 use super::sdpa;
-use super::system::{FSDP_SDPA, NEMO, System};
+use super::system::System;
+use super::table::Fact;
 use crate::published::row::case::Training;
 use crate::published::row::words::{squeezed, tokens};
 use crate::spec::{Recompute, WideLoss};
-
-/// A line of the table: the first of whose words is in the name of the system.
-struct Rule {
-    words: &'static [&'static str],
-    habits: Habits,
-}
 
 /// What a system does unless told otherwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,18 +63,18 @@ pub struct Overlap {
 }
 
 /// Everything that depends on nothing within a step.
-const ALL: Overlap =
+pub(super) const ALL: Overlap =
     Overlap { grad: true, gather: false, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
 /// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not. Gradients are summed
 /// beside the backward pass and new weights gathered beside the next forward pass (`overlap_grad_reduce` and `overlap_param_gather` of
 /// recipes: github:NVIDIA-NeMo/Megatron-Bridge@107a0ec src/megatron/bridge/recipes/qwen/qwen3_8b.py).
-const CORE: Overlap = Overlap { gather: true, p2p: false, ..ALL };
+pub(super) const CORE: Overlap = Overlap { gather: true, p2p: false, ..ALL };
 /// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
-const NOTHING: Overlap = Overlap { grad: false, gather: false, interleaved_p2p: false, ..CORE };
+pub(super) const NOTHING: Overlap = Overlap { grad: false, gather: false, interleaved_p2p: false, ..CORE };
 /// Its timers waited for the device at both ends of what they timed, until they had levels late in 2022.
-const TIMED: Overlap = Overlap { passes: false, ..NOTHING };
+pub(super) const TIMED: Overlap = Overlap { passes: false, ..NOTHING };
 
-const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
+pub(super) const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
     Habits {
         kernels,
         dropout,
@@ -100,7 +95,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
     }
 }
 
-const fn with(overlap: Overlap, habits: Habits) -> Habits {
+pub(super) const fn with(overlap: Overlap, habits: Habits) -> Habits {
     Habits { overlap, ..habits }
 }
 
@@ -108,192 +103,33 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
 /// selective recomputation came in May of 2022 (arXiv:2205.05198), the month of FlashAttention.
 /// What passes between stages is scattered (arXiv:2104.04473, section 4.1; DeepSpeed's engine of pipelines does it, too:
 /// `pipe_partitioned` and `grad_partitioned`, github:microsoft/DeepSpeed@0050fda deepspeed/runtime/pipe/engine.py).
-const EARLY: Habits = in_place(Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) });
-
-/// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
-/// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do"). Its examples of 2023
-/// recompute still (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
-/// `activation_checkpoint`), as GPT-NeoX's configurations do.
-const ON_DEEPSPEED: Habits = Habits { fills_stages: true, recompute: Some(Recompute::Full), ..EARLY };
+pub(super) const EARLY: Habits =
+    in_place(Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) });
 
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
-const UNFUSED: &[&str] = &["unfused", "fa2"];
+pub(super) const UNFUSED: &[&str] = &["unfused", "fa2"];
 /// FlashAttention as it was until July 2023.
-const FLASH_1: &[&str] = &["fa1", "fa2"];
+pub(super) const FLASH_1: &[&str] = &["fa1", "fa2"];
 /// FlashAttention 2 or, on what came after it, what PyTorch had there.
-const FLASH: &[&str] = &["fa2", "fa3", "cudnn", "fa4"];
+pub(super) const FLASH: &[&str] = &["fa2", "fa3", "cudnn", "fa4"];
 /// Transformer Engine takes cuDNN where it is the faster.
-const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
+pub(super) const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
 /// The newest FlashAttention of each generation.
-const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
+pub(super) const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
 
 /// Megatron's loss makes logits fp32 and goes on in their place, as is or fused (`VocabParallelCrossEntropy`,
 /// github:NVIDIA/Megatron-LM megatron/core/tensor_parallel/cross_entropy.py, megatron/core/fusions/fused_cross_entropy.py).
-const fn in_place(habits: Habits) -> Habits {
+pub(super) const fn in_place(habits: Habits) -> Habits {
     Habits { wide_loss: WideLoss::InPlace, ..habits }
 }
 
 /// Its products add to the gradients of weights since 2022 (`gradient_accumulation_fusion`, with APEX).
-const fn fused(habits: Habits) -> Habits {
+pub(super) const fn fused(habits: Habits) -> Habits {
     in_place(Habits { fused_grads: true, ..habits })
 }
 
-/// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
-const RECIPES: Habits =
-    fused(Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) });
-
-/// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
-/// Megatron Core's README has it for its own figures. Their loss is Transformer Engine's, which takes logits as they are
-/// (`cross_entropy_fusion_impl`).
-const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, wide_loss: WideLoss::Never, ..RECIPES };
-
-/// Whose communication all goes beside compute, as MegaScale's (arXiv:2402.15627, section 3.2) and its successor's does.
-const IN_CHUNKS: Habits =
-    fused(Habits { tp_overlap: true, ..with(Overlap { gather: true, ..ALL }, habits(FLASH, 0.0)) });
-
-/// MegaScale's block (section 3.1 there); its window is not printed, half of its sequence is what its MFU says.
-const MEGASCALE: Habits = Habits { parallel_block: true, half_window: true, ..IN_CHUNKS };
-
-/// Megatron-LM of 2023, as MegaScale was built on it and is compared with it.
-const BASELINE: Habits = fused(with(NOTHING, habits(FLASH_1, 0.0)));
-
-/// MegaScale's ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
-/// than 3 % with all its fused operators says that the baseline's attention was fused already. Looked at of MegaScale only.
-const ABLATION: &[Rule] = &[
-    Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
-    Rule { words: &["ablationbaseline"], habits: BASELINE },
-    Rule { words: &["ablation+parallel"], habits: Habits { parallel_block: true, ..BASELINE } },
-    Rule { words: &["ablation+sliding"], habits: Habits { parallel_block: true, half_window: true, ..BASELINE } },
-    Rule { words: &["ablation+tp"], habits: Habits { kernels: FLASH_1, overlap: NOTHING, ..MEGASCALE } },
-    Rule {
-        words: &["ablation+pp"],
-        habits: Habits { kernels: FLASH_1, overlap: Overlap { grad: false, ..ALL }, ..MEGASCALE },
-    },
-    Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
-    Rule { words: &["megascale"], habits: MEGASCALE },
-];
-
-/// PyTorch's own sharding, with the attention that `scaled_dot_product_attention` chooses.
-const TITAN: Habits = Habits { zero: 3, sequence_parallel: true, halves: true, ..habits(FLASH, 0.0) };
-
-const RULES: &[Rule] = &[
-    // Tensor parallelism of torchtitan is in chunks where it is asked for (`enable_async_tensor_parallel`).
-    Rule { words: &["asynctp", "asynctensor"], habits: Habits { tp_overlap: true, ..TITAN } },
-    Rule { words: &["torchtitan"], habits: TITAN },
-    // Trained before July 2024, when FlashAttention 3 came (arXiv:2407.08608).
-    Rule { words: &["llama3stack"], habits: habits(FLASH, 0.0) },
-    // Who tells of PyTorch's FSDP alone has its attention, too.
-    Rule { words: &[FSDP_SDPA, "fmsfsdp", "pytorchfsdp", "torchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
-    // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
-    // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
-    Rule {
-        words: &["primus"],
-        habits: Habits {
-            wide_loss: WideLoss::Never,
-            overlap: Overlap { grad: false, gather: false, ..CORE },
-            ..RECIPES
-        },
-    },
-    Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
-    Rule { words: &["megatronlm(commit"], habits: BASELINE },
-    Rule { words: &["megascalemoe"], habits: IN_CHUNKS },
-    // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
-    // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
-    Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, ON_DEEPSPEED) },
-    Rule {
-        words: &[ONE_NODE],
-        habits: Habits { recompute: Some(Recompute::None), overlap: Overlap { grad: true, ..TIMED }, ..EARLY },
-    },
-    // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
-    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: ON_DEEPSPEED },
-    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
-    // On DeepSpeed's engine of pipelines and its optimizer (github:EleutherAI/gpt-neox configs/20B.yml: ZeRO 1, activations
-    // checkpointed, no dropout).
-    Rule { words: &["gptneox"], habits: Habits { zero: 1, dropout: 0.0, ..ON_DEEPSPEED } },
-    // Of 2023: FlashAttention, and Megatron-LM's optimizer, whose collectives wait, or its own, whose do not
-    // (github:alibaba/Megatron-LLaMA README.md).
-    Rule { words: &["megatronllama(over"], habits: fused(Habits { zero: 1, ..habits(FLASH_1, 0.0) }) },
-    Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
-    // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
-    Rule { words: &["yuan2"], habits: in_place(with(NOTHING, habits(FLASH, 0.0))) },
-    // Megatron-LM on its Core is Megatron-LM, and no recipe of NeMo's.
-    Rule { words: &["megatronlm(megatroncore"], habits: RECIPES },
-    // Its loss is PyTorch's unless another is named (`MaskedCrossEntropy`, github:NVIDIA-NeMo/Automodel
-    // nemo_automodel/components/loss).
-    Rule { words: &["automodel"], habits: Habits { wide_loss: WideLoss::Copied, ..OVERLAPPED } },
-    Rule { words: &[NEMO, "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
-    // They follow NeMo's recipes (github:NVIDIA/Megatron-LM examples/llama/README.md, section 4).
-    Rule { words: &["megatronlmexamples"], habits: OVERLAPPED },
-    // Megatron of 2022 and 2023 with sequence parallelism (arXiv:2205.05198), the baseline of DeepSpeed-Ulysses: every
-    // replica holds its optimizer (`--use-distributed-optimizer` is no default), and its collectives wait.
-    Rule {
-        words: &["megatronlmsp"],
-        habits: fused(Habits { sequence_parallel: true, ..with(NOTHING, habits(FLASH_1, 0.0)) }),
-    },
-    Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
-    // Their loss is FlashAttention's (`fused_crossentropy`, github:mosaicml/llm-foundry llmfoundry/models/mpt; `FlashGPTLMLoss`,
-    // github:InternLM/InternEvo).
-    Rule {
-        words: &["llmfoundry", "mosaic", "internevo"],
-        habits: Habits { wide_loss: WideLoss::Never, ..habits(FLASH_1, 0.0) },
-    },
-    // Recipes of fine-tuning compute again unless told otherwise (github:pytorch/torchtune recipes/configs,
-    // `enable_activation_checkpointing`; github:QwenLM/Qwen finetune, `--gradient_checkpointing`).
-    Rule {
-        words: &["torchtune", "peft", "unsloth", "trlsft"],
-        habits: Habits { recompute: Some(Recompute::Full), ..habits(FLASH, 0.0) },
-    },
-    Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
-    // Hugging Face's blocks with FlashAttention 2 under DeepSpeed; XTuner puts its own operators into them.
-    Rule {
-        words: &["xtuner", "llamafactory", "easycontext", "axolotl", "openrlhf"],
-        habits: Habits { zero: 3, ..habits(FLASH, 0.0) },
-    },
-    // DeepSpeed's, of 2023 and on A100, which comes with its ZeRO 3 (arXiv:2309.14509).
-    // Its examples recompute, see `ON_DEEPSPEED`.
-    Rule {
-        words: &["ulysses"],
-        habits: Habits { zero: 3, recompute: Some(Recompute::Full), early: true, ..habits(FLASH_1, 0.0) },
-    },
-    // Its loss is made after Megatron's (`sharded_cross_entropy`, github:huggingface/nanotron).
-    Rule { words: &["nanotron"], habits: in_place(with(NOTHING, habits(FLASH, 0.0))) },
-    // Its ring of sequence parallelism (arXiv:2105.13120) has scores in memory, as it sums over all of K before it takes
-    // V, and shares no weights, so that they must be sharded (its ZeRO).
-    Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(UNFUSED, 0.0) } },
-    Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
-    // They shard weights over all chips where nothing else is asked for.
-    Rule { words: &["maxtext", "levanter", "axlearn"], habits: Habits { zero: 3, ..OTHERWISE } },
-    // Whatever else is built on Megatron: of today.
-    Rule { words: &["mindspeed", "megatronswift", "megatronpatch", "(megatron)"], habits: RECIPES },
-    // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
-    Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },
-];
-
-/// How vTrain's runs of one node are worded (traces/published/training_single_node_a100.json). What their times rule out:
-///
-/// * that layers are recomputed: one of width 2,048 takes 16.3 ms for 8 sequences of 1,024 whose scores are in memory. Of
-///   that scores, elementwise kernels and norms are 6 ms by their bytes, and what is left would take 305 of the A100's 312
-///   TFLOP/s; without recomputation it is 205;
-/// * that the vocabulary is filled up where nobody shares it: its products run at 90 TFLOP/s there, and at 215 where two
-///   ranks do;
-/// * that gradients are summed behind the backward pass: 2 replicas of 1.3 billion weights take no less than 8.
-const ONE_NODE: &str = "1f1b,fullactivationcheckpointing,fp16";
-
-/// Whether what a system's name says of recomputation is not so: see `ONE_NODE`.
-pub fn is_disproved(system: &str) -> bool {
-    squeezed(system).contains(ONE_NODE)
-}
-
-/// Whether a system fills a vocabulary up to a multiple of 128 rows for each rank of tensor parallelism, as Megatron-LM does
-/// (`make-vocab-size-divisible-by`): all but those that take a model as its makers publish it.
-pub fn fills_vocabulary(system: &str) -> bool {
-    let text = squeezed(system);
-    let as_published = ["huggingface", "transformers", "hf+", "hftrainer", "hfaccelerate", "peft", "trlsft", ONE_NODE];
-    !as_published.iter().any(|word| text.contains(word))
-}
-
 /// A system that the table does not name.
-const OTHERWISE: Habits = habits(NEWEST, 0.0);
+pub(super) const OTHERWISE: Habits = habits(NEWEST, 0.0);
 
 /// Kernels of attention that the name of a system gives with it.
 const NAMED: &[(&[&str], &[&str])] = &[
@@ -315,21 +151,6 @@ fn is_on_engine(system: &System) -> bool {
     system.has("transformerengine") || system.has_word("te")
 }
 
-/// Megatron by its bare name is Megatron-LM.
-fn is_bare_megatron(text: &str) -> bool {
-    ["megatron", "nvidiamegatron"].contains(&text) || text.starts_with("megatronv")
-}
-
-/// Habits by the table alone.
-fn tabled(system: &System) -> Habits {
-    if is_bare_megatron(&system.text) {
-        return tabled(&System::of("Megatron-LM"));
-    }
-    let own = if system.is_megascale() { ABLATION } else { &[] };
-    let rule = own.iter().chain(RULES).find(|rule| system.says(rule.words));
-    rule.map_or(OTHERWISE, |rule| rule.habits)
-}
-
 impl Habits {
     /// The same with scores in memory.
     pub fn unfused(self) -> Habits {
@@ -342,7 +163,8 @@ impl Habits {
     }
 
     fn by_name(system: &System, name: &str, on_later_gpu: bool) -> Habits {
-        let found = tabled(system);
+        let tabled = system.first(|fact| if let Fact::Habit(habits) = fact { Some(habits) } else { None });
+        let found = tabled.unwrap_or(OTHERWISE);
         let found = if precedes_flash(name) { before_flash(found) } else { found };
         let wide_loss = loss::of(system, name, found.wide_loss);
         let found = Habits { wide_loss, ..found };
@@ -413,58 +235,24 @@ impl Habits {
     }
 }
 
-/// Systems whose blocks are written in PyTorch's own operators: each is a kernel, unless something fuses them.
-const OWN_OPERATORS: &[&str] = &[
-    "torchtitan",
-    "pytorch",
-    "huggingface",
-    "transformers",
-    "hf+",
-    "hftrainer",
-    "hfaccelerate",
-    // Hugging Face's blocks, too.
-    "llamafactory",
-    "easycontext",
-    "alst",
-    "arctictraining",
-    "axolotl",
-    "openrlhf",
-    "trlsft",
-    "torchtune",
-    // Nothing is compiled unless it is told to (github:PrimeIntellect-ai/prime-rl@01468a1 src/prime_rl/trainer/config.py, `compile`).
-    "primerl",
-    "atorch",
-    "paddle",
-    // Megatron-LM's own blocks until Transformer Engine's took their place in 2024: for Llama's, norms are in PyTorch's
-    // operators (github:NVIDIA/Megatron-LM megatron/legacy/model/rms_norm.py).
-    "yunchang",
-    "flagscale",
-    "skywork",
-    "megatronllama",
-    "megatronlm+flashattention",
-];
-const OWN_OF_MEGATRON: &[&str] = &["yunchang", "flagscale", "skywork", "megatronllama", "megatronlm+flashattention"];
-const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
-
 /// Whether norms, rotations and gates are several kernels each.
 pub fn is_eager(name: &str) -> bool {
     let system = System::of(name);
-    let own = system.text.replace("unfused", "").replace(ALONE, "");
-    let fused = FUSERS.iter().any(|word| own.contains(word));
-    // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
-    let other = system.says(&["megatron", NEMO, "maxtext"]) && !system.says(OWN_OF_MEGATRON);
+    let text = system.text.replace("unfused", "").replace(ALONE, "");
+    let fused = ["compile", "liger", "fused", "transformerengine"].iter().any(|word| text.contains(word));
     // Who tells of what shards alone has PyTorch's blocks, or Hugging Face's.
     let sharder = ["fsdp", "torchfsdp", "deepspeedzero", "deepspeed"]
         .iter()
         .any(|word| system.text.strip_prefix(word).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())));
-    (system.says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(&system)
+    let own = system.first(|fact| if let Fact::Operators(own) = fact { Some(own) } else { None });
+    own.unwrap_or(sharder) && !fused && !is_on_engine(&system)
 }
 
-/// Whether rows of experts are put in order by PyTorch's operators of indices, whatever is compiled: torchtitan's layers, but
-/// where the whole step is a CUDA graph, which has no sizes that the CPU learns on the way.
+/// Whether rows of experts are put in order by PyTorch's operators of indices, whatever is compiled, but where the whole step is a
+/// CUDA graph, which has no sizes that the CPU learns on the way.
 pub fn indexes_rows(name: &str) -> bool {
     let system = System::of(name);
-    system.has("torchtitan") && !system.has("cudagraph")
+    system.is(Fact::IndexedExperts) && !system.has("cudagraph")
 }
 
 fn before_flash(found: Habits) -> Habits {
@@ -514,7 +302,10 @@ mod tests {
         let kernels = |system: &str| Habits::of(system).kernels;
         assert_eq!([kernels("NeMo 23.05"), kernels("NeMo Framework of 2023")], [UNFUSED; 2]);
         assert_eq!([kernels("NeMo 23.08"), kernels("NeMo 24.07"), kernels("NeMo")], [TRANSFORMER_ENGINE; 3]);
-        assert_eq!(Habits::of("Megatron-LM (Nemotron-4)"), Habits::of("Megatron-LM"));
+        assert_eq!(
+            ["Megatron-LM (Nemotron-4)", "Megatron", "Megatron v3"].map(Habits::of),
+            [Habits::of("Megatron-LM"); 3]
+        );
         assert_eq!(kernels("FSDP2, ring attention over SDPA of cuDNN"), TRANSFORMER_ENGINE);
     }
 

@@ -1,12 +1,10 @@
 //! What a system's loss makes of logits, by what it compiles, and since when.
 
 use super::recipe::LIBRARY_OF_2026;
-use super::release::{Release, release};
+use super::release::release;
 use super::system::System;
+use super::table::{Fact, NEVER};
 use crate::spec::WideLoss;
-
-/// When torchtitan began to compile the loss (github pull pytorch/torchtitan#1033 of 2025-03-30): before, blocks alone.
-const IN_TITAN: Release = (25, 4);
 
 /// Of a system that compiles nothing else.
 pub const ALONE: &str = "compileofthelossonly";
@@ -15,24 +13,18 @@ pub const ALONE: &str = "compileofthelossonly";
 pub fn of(system: &System, name: &str, by_table: WideLoss) -> WideLoss {
     match () {
         // A compiled loss does not write logits in fp32.
-        () if is_compiled(system, name) || is_jax(&system.text) => WideLoss::Never,
+        () if is_compiled(system, name) || system.is(Fact::Jit) => WideLoss::Never,
         // Megatron's own in a function that is compiled, which no longer works in place (`cross_entropy_fusion_impl` native).
         () if system.is_library() && release(name).is_some_and(|at| at < LIBRARY_OF_2026) => WideLoss::Copied,
         () => by_table,
     }
 }
 
-/// Whether a system that compiles its model does so with the loss: OLMo's is beside the model that it compiles, and so was
-/// torchtitan's at first.
+/// Whether a system that compiles its model does so with the loss.
 fn is_compiled(system: &System, name: &str) -> bool {
-    let early = release(name).is_some_and(|release| release < IN_TITAN) || system.has("torchtitan0.0");
-    let beside = system.has("torchtitan") && early || system.text.starts_with("olmo(");
+    let since = system.first(|fact| if let Fact::CompilesLoss(since) = fact { Some(since) } else { None });
+    let beside = since.is_some_and(|since| release(name).map_or(since == NEVER, |release| release < since));
     system.has(ALONE) || system.has("torch.compile") && !beside
-}
-
-/// Whether JAX compiles a whole step, its loss with it.
-fn is_jax(text: &str) -> bool {
-    ["maxtext", "jax", "levanter", "axlearn"].iter().any(|word| text.contains(word))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use super::era::{MIDDLE, released};
 use super::release::Release;
 use super::system::{NEMO, System};
+use super::table::Fact;
 use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_narrow, squeezed, told};
 use crate::spec::stack::{CLAMPED_EXPERTS, CLAMPED_EXPERTS_AGAIN};
@@ -207,7 +208,7 @@ fn orders_unfused(run: &Training) -> bool {
     let system = System::of(&run.system);
     let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);
     let plain = system.text.starts_with("megatronlm") && !is_core(&system.text);
-    let by_kernels = system.says(&["hybridep", "automodel"]);
+    let by_kernels = system.has("hybridep") || system.is(Fact::OwnLayers);
     let by_recipe = system.is_bridge() && !system.is_library() && run.tp.unwrap_or(1) <= MOST_TENSORS;
     many && !by_kernels && (plain || carries_otherwise(run) && !by_recipe || system.is_library())
 }
@@ -224,11 +225,11 @@ fn carries_otherwise(run: &Training) -> bool {
 const MODULES: [&str; 4] = [NEMO, "megatronbridge", "megatroncore", "megatronlm"];
 
 /// CPU time of an op where layers without experts are issued module by module. Runs for MLPerf and, in Megatron-Bridge, those
-/// on Blackwell are CUDA graphs unless a source says otherwise; NeMo's AutoModel has layers of its own.
+/// on Blackwell are CUDA graphs unless a source says otherwise.
 fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> {
     let (system, gpu) = (System::of(&run.system), squeezed(&run.gpu));
     let modules = stack.name == "nccl-cudnn" && system.says(&MODULES);
-    let graphs = system.says(&["mlperf", "automodel", "cudagraph"]);
+    let graphs = system.says(&["mlperf", "cudagraph"]) || system.is(Fact::OwnLayers);
     let blackwell = ["b200", "b300", "gb200", "gb300"].iter().any(|word| gpu.contains(word));
     let is_graph = issued(run).map_or(graphs || blackwell, |issue| issue != Eager);
     if run.experts.is_some() || !modules || is_graph {
@@ -257,8 +258,8 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool, local: u64) -> St
     if stack.name == "tpu" && squeezed(&affirmed(&run.notes)).contains("tokensdropped") {
         stack.unfused = None;
     }
-    // All experts of a rank are one kernel of PyTorch's (`_grouped_mm`, github:pytorch/torchtitan torchtitan/models/moe).
-    if squeezed(&run.system).contains("torchtitan") {
+    let system = System::of(&run.system);
+    if system.is(Fact::IndexedExperts) {
         stack.group_start = None;
     }
     if is_dispatched(run) {
@@ -270,8 +271,7 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool, local: u64) -> St
         stack = stack.issuing(Sourced { value: Seconds::new(call), source, provenance: Origin::Derived });
     }
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
-    // NeMo's AutoModel has layers of its own.
-    let is_auto = squeezed(&run.system).contains("automodel");
+    let is_auto = system.is(Fact::OwnLayers);
     // CUDA graphs come with the recipes of performance, and are not for dispatchers whose counts the CPU waits for.
     let by_hand = carries_otherwise(run) && !is_auto;
     let issue = issued(run).unwrap_or(if by_hand { Issue::Eager } else { recipe.issue });

@@ -6,6 +6,7 @@
 //! here are older. Where a GPU has a curve of a benchmark of it, rows of benchmarks are on that.
 
 use super::system::System;
+use super::table::Fact;
 use crate::published::row::words::squeezed;
 
 const ON_BLACKWELL: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
@@ -17,7 +18,8 @@ pub const BENCHMARKED: [&[&str]; 2] = [&["sdpa", "fa2", "fa3", "cudnn"], &["sdpa
 pub fn of(system: &System, gpu: &str) -> Option<&'static [&'static str]> {
     let gpu = squeezed(gpu);
     let newest = ["b200", "b300"].iter().any(|name| gpu.contains(name));
-    (newest && system.says(&["torchtitan", "sdpa"]) && !system.has_flash()).then_some(ON_BLACKWELL)
+    let has_it = system.has("sdpa") || system.is(Fact::Sdpa);
+    (newest && has_it && !system.has_flash()).then_some(ON_BLACKWELL)
 }
 
 #[cfg(test)]

@@ -7,9 +7,6 @@ pub const NEMO: &str = "nemo";
 const BRIDGE: &str = "megatronbridge";
 const MEGASCALE: &str = "megascale";
 
-/// PyTorch's FSDP where nothing else is told of a system, as the foundation model stack's posts have it.
-pub const FSDP_SDPA: &str = "fsdp,sdpa";
-
 pub struct System {
     /// Without spaces and dashes, in lower case.
     pub text: String,
@@ -54,8 +51,13 @@ impl System {
         self.words.iter().any(|own| own == word)
     }
 
+    /// Whether a name is in it, or all that `&` joins; behind `=`, whether it is nothing else.
     pub fn has(&self, name: &str) -> bool {
-        if name == NEMO { self.is_nemo() } else { self.text.contains(name) }
+        name.split('&').all(|name| match name {
+            NEMO => self.is_nemo(),
+            MEGASCALE => self.is_megascale(),
+            _ => name.strip_prefix('=').map_or_else(|| self.text.contains(name), |whole| self.text == whole),
+        })
     }
 
     fn is_nemo(&self) -> bool {
@@ -89,7 +91,7 @@ impl System {
 
     /// Whether it is MegaScale itself (arXiv:2402.15627): not what has its name within another one (MegaScale-MoE,
     /// arXiv:2505.11432), nor another system with something of MegaScale's.
-    pub fn is_megascale(&self) -> bool {
+    fn is_megascale(&self) -> bool {
         let Some(at) = self.words.iter().position(|word| word == MEGASCALE) else { return false };
         let other = self.words.get(at + 1).is_some_and(|word| ["moe", "infer", "omni", "s"].contains(&word.as_str()));
         !other && !self.words[..at].iter().any(|word| word.starts_with("megatron"))

@@ -28,7 +28,8 @@ use crate::published::row::words::{affirmed, is_narrow, squeezed};
 use crate::published::software::era::{is_later_gpu, is_later_model};
 use crate::published::software::habits::Habits;
 use crate::published::software::recipe;
-use crate::published::software::system::{NEMO, System};
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute, WideLoss};
 use options::with_words;
 
@@ -159,7 +160,7 @@ fn gathers_kv(run: &Training) -> bool {
     let (system, notes) = (squeezed(&run.system), squeezed(&affirmed(&run.notes)));
     let said =
         ["allgathercp", "allgatherbasedcp", "allgatherk", "allgatherofk", "kvallgather", "parallelism:allgather"];
-    system.contains("llama3stack") || said.iter().any(|word| system.contains(word) || notes.contains(word))
+    System::of(&run.system).is(Fact::GathersKv) || said.iter().any(|word| system.contains(word) || notes.contains(word))
 }
 
 /// Layers of the last stage where all others are filled first; `None` where they come out even, or do with embedding and
@@ -186,10 +187,8 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
 /// come out even.
 fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     let system = System::of(&run.system);
-    // Megatron-Bridge's tables state it where there is any, and its models have none by themselves, nor do others' scripts
-    // around Megatron Core.
-    let plain = system.says(&["megatronbridge", "megatronswift", "megatronpatch"]) && !system.has("interleaved");
-    let interleaves = system.says(&["interleaved", "llama3stack", "megatroncore", NEMO, "mlperf"]) && !plain;
+    let habit = system.is(Fact::Interleaves) && !system.is(Fact::StatesInterleaving);
+    let interleaves = system.has("interleaved") || habit;
     if mixture::is_dualpipe(run) {
         return Some(2);
     }
@@ -197,7 +196,7 @@ fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     // Embedding and head take the place of a layer each where its makers say so (arXiv:2407.21783, section 3.3.2), in
     // NVIDIA's recipes they do not, nor in Megatron as it was before that.
     let before = !is_later_gpu(&run.gpu) && !is_later_model(run);
-    let ends = if before || system.says(&[NEMO, "megatronbridge", "mlperf"]) { 0 } else { 2 };
+    let ends = if before || system.is(Fact::EndsBesideLayers) { 0 } else { 2 };
     let even = |vp: &u64| [layers, layers + ends].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
     (1..=((layers + ends) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
@@ -234,14 +233,10 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
     }
 }
 
-/// Whether stages are neighbours and replicas far apart: where a source says so, in Llama 3's own stack (its order of parallelism
-/// is TP, CP, PP, DP: arXiv:2407.21783, section 3.3.2), and in NVIDIA's runs for MLPerf of the rounds whose files set `TP_PP_DP_MAPPING` (github:Richardyu114/training_results_v6.0@eabf23a, a fork of mlcommons',
-/// ASUSTeK/benchmarks/llama31_8b/implementations/nemo/config_common.sh; that a replica is a segment of a rack has it, too, in
-/// Azure/benchmarks/llama31_405b).
+/// Whether stages are neighbours and replicas far apart: where a source says so, or of whose software it is known.
 fn has_stages_inside(run: &Training) -> bool {
     let said = [&run.system, &run.notes].map(|text| squeezed(&affirmed(text)));
-    let says = |word: &str| said.iter().any(|text| text.contains(word));
-    ["tpppdp", "llama3stack", "mlperftrainingv5", "mlperftrainingv6"].iter().any(|word| says(word))
+    said.iter().any(|text| text.contains("tpppdp") || System::of(text).is(Fact::StagesInside))
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision

@@ -4,6 +4,8 @@ use super::wider::shares_sequences;
 use crate::published::row::case::Training;
 use crate::published::row::words::{number_behind, squeezed};
 use crate::published::software::habits::Habits;
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 
 /// Names of what a system shards, and the stage of ZeRO that does.
 const BY_NAME: &[(&str, u32)] = &[
@@ -85,55 +87,14 @@ fn degree(text: &str) -> Option<u32> {
     })
 }
 
-/// Systems that shard by PyTorch's FSDP2 (`fully_shard`), where weights are parameters of their own and not views of a flat
-/// one: torchtitan, OLMo-core, NeMo's AutoModel, torchtune and prime-rl call it.
-const FULLY_SHARD: &[&str] = &["fsdp2", "fullyshard(", "torchtitan", "olmocore", "automodel", "torchtune", "primerl"];
-
-/// DeepSpeed, which concatenates the partitions that it gathered (`AllGatherCoalescedHandle.wait`,
-/// deepspeed/runtime/zero/partition_parameters.py) and copies gradients into buckets (`contiguous_gradients`), and what shards
-/// by it.
-const CONCATENATES: &[&str] = &["deepspeed", "alst"];
-
-/// Whether weights are copied out of the buffer that they are gathered in, and gradients into the one that is scattered.
+/// Whether weights are copied out of the buffer that they are gathered in, and gradients into the one that is scattered: by
+/// PyTorch's FSDP2 (`fully_shard`), where they are parameters of their own and not views of a flat one, and by DeepSpeed.
 /// Megatron-FSDP, FSDP's first version and XLA have them where they are read.
 pub fn copies(run: &Training, zero: u32) -> bool {
-    let text = squeezed(&format!("{}; {}", run.system, run.zero));
-    let other = ["megatronfsdp", "jax", "xla"].iter().any(|word| text.contains(word));
-    zero >= 2 && !other && FULLY_SHARD.iter().chain(CONCATENATES).any(|word| text.contains(word))
+    let system = System::of(&format!("{}; {}", run.system, run.zero));
+    let copied = system.says(&["fsdp2", "fullyshard("]) || system.is(Fact::CopiesShards);
+    zero >= 2 && copied && !system.says(&["megatronfsdp", "jax", "xla"])
 }
-
-/// Systems that shard weights over replicas before they cut tensors or stages, as far as they go at all.
-const SHARDERS: &[&str] = &[
-    "deepspeed",
-    "huggingface",
-    "transformers",
-    "hftrainer",
-    "hf+",
-    "accelerate",
-    "trl",
-    "lightning",
-    "litgpt",
-    "composer",
-    "mosaic",
-    "foundry",
-    "torchtune",
-    "unsloth",
-    "swift",
-    "verl",
-    "jax",
-    "maxtext",
-    "levanter",
-    "habana",
-    "colossal",
-    "pytorch",
-    "torch.compile",
-    "fsdp",
-    "t5x",
-    "pathways",
-];
-
-/// Those of their names that cut models otherwise.
-const CUTTERS: &[&str] = &["megatron", "pipeline", "autotp", "3d", "tensorparallel"];
 
 /// Stages to try where nothing is said of sharding nor of the split and the plan does not fit, the least first: those that
 /// every framework has where the system is not named either, else the one of systems that shard.
@@ -141,13 +102,13 @@ pub fn to_try(run: &Training) -> &'static [&'static str] {
     let degrees = [run.tp, run.pp, run.cp, run.ulysses, run.ring, run.ep];
     let cut = [run.tp, run.pp, run.ep];
     let open = run.zero.is_empty() && cut.iter().all(|degree| degree.unwrap_or(1) == 1);
-    let system = squeezed(&run.system);
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let system = System::of(&run.system);
+    let cuts = system.is(Fact::Cuts) || system.says(&["pipeline", "autotp", "3d", "tensorparallel"]);
     match () {
         () if !open => &[],
-        () if system.is_empty() && degrees.iter().all(Option::is_none) => &["ZeRO-1", "ZeRO-3"],
+        () if run.system.is_empty() && degrees.iter().all(Option::is_none) => &["ZeRO-1", "ZeRO-3"],
         // The examples of who shares sequences shard by ZeRO or FSDP.
-        () if (says(SHARDERS) || shares_sequences(&run.system)) && !says(CUTTERS) => &["ZeRO-3"],
+        () if (system.is(Fact::Shards) || shares_sequences(&run.system)) && !cuts => &["ZeRO-3"],
         () => &[],
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{degree, gpus};
 use crate::published::row::case::Training;
-use crate::published::row::words::{squeezed, tokens};
+use crate::published::row::words::tokens;
 use crate::published::software::system::{NEMO, System};
+use crate::published::software::table::Fact::{self, ByHeads, ByHeadsInNode, InRing, LongByHeads, LongInRing};
 
 /// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
 /// the sequence where its system is known for that, then tensors within a node, then stages. Of a system that is said to
@@ -15,15 +16,14 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
     let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
     let system = System::of(&run.system);
-    let says = |words: &[&str]| system.says(words);
+    let is = |fact: Fact| system.is(fact);
     // Of long sequences, what shards weights shares the sequence: by heads with DeepSpeed, in a ring with PyTorch and JAX.
-    let long = run.seq.is_some_and(|seq| seq >= LONG) && !says(&["megatron", NEMO]);
+    let long = run.seq.is_some_and(|seq| seq >= LONG) && !is(Fact::Cuts) && !system.has(NEMO);
     let heads = 2 * degree(run.ulysses);
-    let hybrid = says(HYBRIDS) && heads <= u64::from(node);
-    let by_ulysses = says(BY_HEADS) || hybrid || long && says(&["deepspeed", "zero"]);
+    let inside = is(ByHeadsInNode) && heads <= u64::from(node);
+    let by_ulysses = is(ByHeads) || inside || long && (is(LongByHeads) || system.has("zero"));
     let by_ulysses = by_ulysses && whole(heads, run.heads);
-    let by_ring = has_ring(&run.system) || says(RINGS) || says(HYBRIDS);
-    let by_ring = by_ring || long && says(&["fsdp", "pytorch", "torchtitan", "jax", "maxtext", "levanter"]);
+    let by_ring = has_ring(&run.system) || is(InRing) || long && is(LongInRing);
     let tensors = more_tensors(run);
     let stages = more_stages(run, node).filter(|_| stated.pp.is_none());
     let first = stages.filter(|_| run.experts.is_some() && !with_tensors(&run.system));
@@ -51,16 +51,10 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
 /// Tokens from which on a sequence is shared by whoever can.
 const LONG: u64 = 64 << 10;
 
-/// Systems that exchange heads for tokens, that have rings, and that have both, heads within a node first.
-const BY_HEADS: &[&str] = &["ulysses", "alst", "fpdt"];
-const RINGS: &[&str] = &["ringattention", "ringflash", "distflash", "distattn", "burst", "striped"];
-const HYBRIDS: &[&str] = &["loongtrain", "yunchang", "xdit"];
-
 /// Whether a system is one that is known for sharing sequences.
 pub fn shares_sequences(system: &str) -> bool {
-    let text = squeezed(system);
-    let named = [BY_HEADS, RINGS, HYBRIDS].iter().flat_map(|names| names.iter()).any(|name| text.contains(name));
-    named || has_ring(system)
+    let named = System::of(system);
+    has_ring(system) || named.is(ByHeads) || named.is(InRing)
 }
 
 /// Whether the sequence is split along with tensors.

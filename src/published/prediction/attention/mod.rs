@@ -15,6 +15,8 @@ use crate::published::rank::precision::is_whole;
 use crate::published::row::case::{Attention, Training};
 use crate::published::row::words::{is_narrow, squeezed, tokens};
 use crate::published::software::recipe::EAGER_BF16;
+use crate::published::software::system::System;
+use crate::published::software::table::Fact;
 use crate::published::split::options::with_words;
 use crate::spec::{
     Architecture, AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, RingLayout, Sourced,
@@ -369,9 +371,8 @@ fn with_longest(row: &Attention, run: Training) -> Training {
     if !["maxtokens", "tokens(max)", "maxseq", "maxcontext"].iter().any(|word| unit.starts_with(word)) {
         return run;
     }
-    let system = squeezed(&run.system);
     let all = run.gpus.filter(|_| [run.ulysses, run.ring, run.cp, run.dp, run.tp, run.pp].iter().all(Option::is_none));
-    let by_heads = ["ulysses", "alst", "fpdt"].iter().any(|word| system.contains(word));
+    let by_heads = System::of(&run.system).is(Fact::ByHeads);
     Training {
         max_tokens: row.value,
         ulysses: run.ulysses.or(all.filter(|_| by_heads)),

@@ -9,8 +9,9 @@ use crate::published::rank::recompute::{recomputed_part, unread};
 use crate::published::rank::savings;
 use crate::published::rank::tuning::Tuning;
 use crate::published::row::case::Training;
-use crate::published::software::family::family;
-use crate::published::software::habits::{Habits, fills_vocabulary, indexes_rows, is_eager};
+use crate::published::software::habits::{Habits, indexes_rows, is_eager};
+use crate::published::software::system::System;
+use crate::published::software::table::{Fact, family};
 use crate::published::software::{era, recipe};
 use crate::published::split::{Split, gpus, split};
 use crate::report::record::{Generation, Kind, Like};
@@ -69,7 +70,7 @@ fn issue_by_itself(habits: Habits, stack: &StackSpec, gpu: &mut GpuSpec) {
 /// To where products of the output matrix are as fast as others; ranks that share it have as many rows each.
 fn pad_vocabulary(run: &Training, model: &mut LlmSpec, tp: u32) {
     let tp = u64::from(tp);
-    if fills_vocabulary(&run.system) || !model.vocab.is_multiple_of(tp) {
+    if !System::of(&run.system).is(Fact::PublishedVocabulary) || !model.vocab.is_multiple_of(tp) {
         model.vocab = model.vocab.next_multiple_of(128 * tp);
     }
 }
