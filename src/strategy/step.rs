@@ -460,7 +460,7 @@ impl<'a> Step<'a> {
         if self.muon.is_some() {
             kinds.iter_mut().for_each(|kind| kind.write_chains(b, [dp, edp]));
         } else if !dp.offload {
-            kinds.iter_mut().for_each(|kind| kind.write_update(b, [dp, edp], Adam::default()));
+            kinds.iter_mut().for_each(|kind| kind.write_updates(b, [dp, edp], Adam::default()));
         }
     }
 }

@@ -6,6 +6,7 @@ use foretrain::collective::count::sent_by;
 use foretrain::cost::{Effort, cost};
 use foretrain::plan::expert::{ExpertOp, Pass};
 use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::{ALIGN, Layout};
 use foretrain::plan::*;
 use foretrain::spec::*;
 
@@ -123,6 +124,23 @@ fn an_optimizer_in_bf16_takes_eight_bytes_a_weight() {
         let plan = plans::plan(&m, &par, &work(&par, 64, 1, 1), SM);
         assert_eq!(kind_bytes(&plan, TensorKind::Param), weights, "{words}, ZeRO {zero}");
         assert_eq!(kind_bytes(&plan, TensorKind::OptState), state, "{words}, ZeRO {zero}");
+    }
+}
+
+/// PyTorch's `foreach`: behind the backward pass, what weights are divided by is there for all of them at once, in the dtype of the
+/// moments.
+#[test]
+fn adam_operation_by_operation_has_one_more_buffer_as_large_as_its_moments() {
+    let m = model(3, 4, false);
+    let layer = H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H;
+    let parts = [layer, layer, layer, V * H, H + V * H];
+    for (words, width) in [("foreach", 4), ("foreach+bf16-grads+bf16-moments+no-master", 2)] {
+        let par = Parallelism { zero: 0, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 4, 1, 1), SM);
+        let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+        let live = layout.live_by_kind.iter().filter(|(kind, _)| *kind == TensorKind::Workspace);
+        let all = parts.map(|elems| (width * elems).next_multiple_of(ALIGN)).iter().sum::<u64>();
+        assert_eq!(live.map(|(_, bytes)| bytes).sum::<u64>(), all, "{words}");
     }
 }
 

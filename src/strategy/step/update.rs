@@ -71,16 +71,18 @@ impl Step<'_> {
         if dp.offload {
             let sent = all().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
             for (at, (dp, name, w, slot)) in all().enumerate() {
-                dp.update(b, name, w, *slot, adam, sent.filter(|_| at == 0));
+                dp.update_on_host(b, name, w, *slot, adam, sent.filter(|_| at == 0));
             }
             return;
         }
-        first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
-        kinds().for_each(|(kind, &layers)| match *muon {
-            Some(room) => kind.update_by_muon(b, [dp, edp], room, layers),
-            None => kind.call_update(b, [dp, edp], layers),
-        });
-        last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
+        for &sweep in dp.sweeps() {
+            first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, sweep));
+            kinds().for_each(|(kind, &layers)| match *muon {
+                Some(room) => kind.update_by_muon(b, [dp, edp], room, layers),
+                None => kind.call_update(b, [dp, edp], layers, sweep),
+            });
+            last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, sweep));
+        }
     }
 }
 
