@@ -165,6 +165,12 @@ impl DataParallel {
         self.shares_weights() || self.sharded() && self.gathers_ahead
     }
 
+    /// Whether a rank's share of the weights is made of its master copy, ahead of a step, and is no more once they are gathered: as
+    /// Megatron has its share within the whole. Without a copy of it on the device the share is kept.
+    fn casts_ahead(&self) -> bool {
+        self.sharded() && self.gathers_ahead && !self.shares_weights() && !self.no_master && !self.offload
+    }
+
     /// Whether weights or gradients come and go layer by layer.
     pub fn by_layers(&self) -> bool {
         self.shares_gradients() || self.shares_weights()
@@ -258,7 +264,7 @@ impl DataParallel {
         let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
         let (grad_kind, weight_kind) = (
             kept(self.shares_gradients(), TensorKind::Grad),
-            kept(self.keeps_share(), TensorKind::Param),
+            kept(self.keeps_share() && !self.casts_ahead(), TensorKind::Param),
         );
         let grad_share = if self.sharded() { flat("g_share", share, self.of_share(), grad_kind) } else { grad };
         // Without a master copy a rank keeps its share from step to step, and sends what it has updated.
@@ -293,7 +299,8 @@ impl DataParallel {
 
     /// The buffer in which a rank keeps the weights from step to step: whole, or its share of them.
     pub fn stored(&self, w: &FlatWeights) -> Buf {
-        w.weight_share.filter(|_| self.keeps_share()).unwrap_or(w.weight)
+        let share = if self.casts_ahead() { w.master } else { w.weight_share };
+        share.filter(|_| self.keeps_share()).unwrap_or(w.weight)
     }
 
     /// Layers whose weights, or gradients, are whole where kernels use them, of `whole` that there is room for: one
@@ -413,9 +420,20 @@ impl DataParallel {
         Some(b.copy(&name, Toward::Host, w.grad_share.slot(slot), grad.slot(slot)))
     }
 
-    /// The share that whole weights are gathered from ahead of a step; `None`: they are whole already, or come layer by layer.
-    pub fn gathered_ahead(&self, w: &FlatWeights) -> Option<Buf> {
-        w.weight_share.filter(|_| self.keeps_share() && !self.shares_weights())
+    /// What a rank keeps of weights that are made whole ahead of a step, and the share that they are gathered from; `None`: they
+    /// are whole already, or come layer by layer.
+    pub fn gathered_ahead(&self, w: &FlatWeights) -> Option<[Buf; 2]> {
+        let share = w.weight_share.filter(|_| self.keeps_share() && !self.shares_weights());
+        share.map(|share| [self.stored(w), share])
+    }
+
+    /// Makes a slot of weights whole ahead of a step.
+    pub fn gather_ahead(&self, b: &mut Builder, label: &str, w: &FlatWeights, [kept, share, whole]: [Buf; 3]) {
+        if kept != share {
+            let name = if b.keeps_names() { format!("cast_share{label}") } else { String::new() };
+            b.compute(&name, Kernel::Cast { elems: w.share }, &[kept], &[share]);
+        }
+        self.gather(b, &format!("all_gather{label}"), w, [share, whole]);
     }
 
     /// The weights with other buffers: `of` says which one stands for each that an update may touch.

@@ -424,7 +424,7 @@ impl<'a> Step<'a> {
         let m = self.microbatches;
         self.write_updates();
         let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
-        self.gather_ahead(&counts, true, true);
+        self.gather_ahead(0, true, true);
         self.zero_grad(&counts, true, true);
         match self.microbatch[..] {
             [] => {}

@@ -225,7 +225,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "overlap-gather",
-        about: "ZeRO 1: new weights are gathered layer by layer ahead of the first microbatch of the next step, and not behind the optimizer (Megatron's overlap-param-gather); a rank keeps its share beside the whole, which Megatron has within it",
+        about: "ZeRO 1: new weights are gathered layer by layer ahead of the first microbatch of the next step, and not behind the optimizer (Megatron's overlap-param-gather)",
         set: |o| o.overlap_gather = true,
         is_set: |o| o.overlap_gather,
     },

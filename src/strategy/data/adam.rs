@@ -33,7 +33,7 @@ impl DataParallel {
         all.extend((makes && self.sums_whole()).then_some(("g", w.grad)));
         if moves {
             all.extend(w.master.filter(|_| !self.no_master).map(|master| ("master", master)));
-            all.extend(w.weight_share.map(|share| ("w_share", share)));
+            all.extend(w.weight_share.filter(|_| !self.casts_ahead()).map(|share| ("w_share", share)));
             if w.weight_share.is_none() || !self.keeps_share() {
                 all.push(("w", w.weight));
             }
@@ -94,10 +94,11 @@ impl DataParallel {
         self.gather_new(b, &named(b, "all_gather", label), w, slot);
     }
 
-    /// The weights that the optimizer updates, and those that it writes them to for others.
+    /// The weights that the optimizer updates, and those that it writes them to for others; the same where it leaves that to the
+    /// next step.
     pub(super) fn updated_weight(&self, w: &FlatWeights) -> [Buf; 2] {
         let updated = w.master.unwrap_or(w.weight);
-        [updated, w.weight_share.unwrap_or(w.weight)]
+        [updated, if self.casts_ahead() { updated } else { w.weight_share.unwrap_or(w.weight) }]
     }
 }
 
