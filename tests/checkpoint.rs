@@ -45,7 +45,7 @@ fn layouts() -> Vec<Parallelism> {
         Parallelism { dp: 2, zero: 3, recompute: Recompute::Full, ..one },
         Parallelism { dp: 2, zero: 1, options: words("offload-optimizer"), ..one },
         Parallelism { dp: 2, tp: 2, zero: 1, options: words("overlap-gather"), ..one },
-        Parallelism { tp: 2, ring: 2, ..one },
+        Parallelism { tp: 2, ring: 2, options: words("foreach"), ..one },
         Parallelism { pp: 2, vp: 2, ..one },
         Parallelism { pp: 2, tp: 2, dp: 2, zero: 1, ..one },
         Parallelism { dp: 2, ulysses: 2, tp: 2, zero: 3, ..one },

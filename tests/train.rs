@@ -46,7 +46,7 @@ fn layouts() -> Vec<Parallelism> {
         Parallelism { dp: 2, zero: 1, options: "overlap-gather".parse().expect("a word"), ..one },
         Parallelism { dp: 4, zero: 1, options: "overlap-gather+shard-2".parse().expect("words"), ..one },
         Parallelism { pp: 2, vp: 2, dp: 2, zero: 1, options: "overlap-gather".parse().expect("a word"), ..one },
-        Parallelism { dp: 2, zero: 3, recompute: full, ..one },
+        Parallelism { dp: 2, zero: 3, recompute: full, options: "foreach".parse().expect("a word"), ..one },
         Parallelism { ring: 3, ..one },
         Parallelism { ulysses: 4, zero: 1, ..one },
         Parallelism { ring: 2, options: "gather-kv".parse().expect("a word"), ..one },

@@ -2,6 +2,7 @@
 
 use crate::error::{Cause, Result};
 use crate::exec::inputs::{has, places, share};
+use crate::plan::foreach::ForeachKernel;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::SlotId;
 use crate::plan::muon::{MuonKernel, Part};
@@ -113,7 +114,7 @@ impl<'p> Held<'p> {
 impl<'p> Extents<'p> {
     /// Errors: the plan trains nothing.
     pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Result<Extents<'p>> {
-        let mut updated = BTreeMap::new();
+        let (mut updated, mut squares) = (BTreeMap::new(), BTreeMap::new());
         for program in 0..plan.programs.len() as u32 {
             let line = Line::program(plan, atoms, program)?;
             for (i, node) in line.nodes.iter().enumerate() {
@@ -121,10 +122,20 @@ impl<'p> Extents<'p> {
                 // Behind the gradient, and what matrices move by.
                 let (first, part) = match kernel {
                     Kernel::Adam { .. } => (1, None),
+                    Kernel::Foreach(_) => (0, None),
                     Kernel::Muon(MuonKernel::Update { part, .. }) => (2, Some(part.clone())),
                     _ => continue,
                 };
-                let kept: Vec<TensorId> = line.reads(i)[first..].iter().map(|place| place.tensor).collect();
+                let mut kept: Vec<TensorId> = line.reads(i)[first..].iter().map(|place| place.tensor).collect();
+                match kernel {
+                    // Both moments are made before the first of them moves the weights.
+                    Kernel::Foreach(ForeachKernel::Moments { .. }) => {
+                        squares.insert(kept[1], kept[2]);
+                        continue;
+                    }
+                    Kernel::Foreach(ForeachKernel::Move { .. }) => kept[2] = squares[&kept[1]],
+                    _ => {}
+                }
                 let tensors = [0, 1, 2].map(|state| kept.get(state).copied());
                 updated.insert(kept[0], Updated { tensors, part });
             }

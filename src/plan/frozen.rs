@@ -2,7 +2,6 @@
 //! made, summed or kept, and there is no optimizer. Gradients of inputs stay, which those of the layers below are made of.
 //! Adapters themselves are left out: with a rank of 8 to 64 they are a hundredth of the work.
 
-use super::kernel::Kernel;
 use super::op::*;
 use super::program::Plan;
 use std::collections::BTreeSet;
@@ -11,10 +10,12 @@ impl Plan {
     /// The plan with every weight frozen. Gradients of parameters have no place in it any more.
     pub fn frozen(mut self) -> Plan {
         let gradients = Gradients::of(&self);
+        let [weights, states] = [TensorKind::Param, TensorKind::OptState].map(|kind| Bound::to(&self, kind));
         let lines = self.blocks.len() + self.programs.len();
         for line in 0..lines {
             let ops = std::mem::take(self.line(line));
-            *self.line(line) = without(ops, |of| gradients.has(line, of), &self.tensors);
+            *self.line(line) =
+                without(ops, |of| gradients.all.has(line, of), |of| weights.has(line, of), |of| states.has(line, of));
         }
         // Products that only a sum of gradients read, and what was gathered for them, are idle now.
         while self.drop_idle() {}
@@ -72,9 +73,7 @@ impl Plan {
 /// The plan says which tensors are its parameters' gradients and where their sums are kept; if one end of a sum over
 /// ranks is such a tensor, so is the other.
 struct Gradients {
-    tensors: BTreeSet<TensorId>,
-    /// The formals, by block.
-    formals: Vec<BTreeSet<u32>>,
+    all: Bound,
     /// The formals that are marked because of a sum: whatever calls bind to them is marked as well.
     sums: Vec<BTreeSet<u32>>,
 }
@@ -88,7 +87,7 @@ impl Gradients {
         let shares = plan.masters.iter().map(|master| master.grad_share);
         let tensors = kept.chain(named).chain(shares).filter(|id| Some(*id) != loss).collect();
         let none = vec![BTreeSet::new(); plan.blocks.len()];
-        let mut all = Gradients { tensors, formals: none.clone(), sums: none };
+        let mut all = Gradients { all: Bound { tensors, formals: none.clone() }, sums: none };
         while all.spread(plan) {}
         all
     }
@@ -102,8 +101,8 @@ impl Gradients {
             match &op.kind {
                 OpKind::Call { block, args, .. } => {
                     for (formal, arg) in (0..).zip(args) {
-                        if self.has(line, arg.of()) {
-                            any |= self.formals[*block as usize].insert(formal);
+                        if self.all.has(line, arg.of()) {
+                            any |= self.all.formals[*block as usize].insert(formal);
                         }
                         if self.sums[*block as usize].contains(&formal) {
                             any |= self.mark(line, arg.of());
@@ -115,7 +114,7 @@ impl Gradients {
                     src,
                     dst,
                     ..
-                } if self.has(line, src.of) || self.has(line, dst.of) => {
+                } if self.all.has(line, src.of) || self.all.has(line, dst.of) => {
                     any |= self.mark(line, src.of);
                     any |= self.mark(line, dst.of);
                 }
@@ -128,12 +127,39 @@ impl Gradients {
     /// Marks an end of a sum; returns whether it was not marked yet.
     fn mark(&mut self, line: usize, of: TensorRef) -> bool {
         match of {
-            TensorRef::Tensor(id) => self.tensors.insert(id),
-            TensorRef::Formal(formal) => self.formals[line].insert(formal) | self.sums[line].insert(formal),
+            TensorRef::Tensor(id) => self.all.tensors.insert(id),
+            TensorRef::Formal(formal) => self.all.formals[line].insert(formal) | self.sums[line].insert(formal),
         }
     }
+}
 
-    /// Whether a tensor or formal is marked; `line` counts the blocks, and behind them the programs.
+/// Some tensors, and the formals of blocks that calls bind to them.
+struct Bound {
+    tensors: BTreeSet<TensorId>,
+    /// By block.
+    formals: Vec<BTreeSet<u32>>,
+}
+
+impl Bound {
+    /// Of all tensors of a kind.
+    fn to(plan: &Plan, kind: TensorKind) -> Bound {
+        let all = (0..).zip(&plan.tensors).filter(|(_, tensor)| tensor.kind == kind);
+        let mut bound =
+            Bound { tensors: all.map(|(id, _)| id).collect(), formals: vec![BTreeSet::new(); plan.blocks.len()] };
+        let mut any = true;
+        while std::mem::take(&mut any) {
+            let lines = plan.blocks.iter().map(|b| &b.ops).chain(plan.programs.iter().map(|p| &p.ops));
+            for (line, op) in lines.enumerate().flat_map(|(line, ops)| ops.iter().map(move |op| (line, op))) {
+                let OpKind::Call { block, args, .. } = &op.kind else { continue };
+                for (formal, _) in (0..).zip(args).filter(|(_, arg)| bound.has(line, arg.of())).collect::<Vec<_>>() {
+                    any |= bound.formals[*block as usize].insert(formal);
+                }
+            }
+        }
+        bound
+    }
+
+    /// `line` counts the blocks, and behind them the programs.
     fn has(&self, line: usize, of: TensorRef) -> bool {
         match of {
             TensorRef::Tensor(id) => self.tensors.contains(&id),
@@ -143,11 +169,12 @@ impl Gradients {
 }
 
 /// The ops without those of gradients and of the optimizer, and without gradients among the operands of the others.
-fn without(ops: Vec<Op>, gradient: impl Fn(TensorRef) -> bool, tensors: &[Tensor]) -> Vec<Op> {
-    let weight = |buf: &Buf| match buf.of {
-        TensorRef::Tensor(id) => tensors[id as usize].kind == TensorKind::Param,
-        TensorRef::Formal(_) => false,
-    };
+fn without(
+    ops: Vec<Op>,
+    gradient: impl Fn(TensorRef) -> bool,
+    weight: impl Fn(TensorRef) -> bool,
+    state: impl Fn(TensorRef) -> bool,
+) -> Vec<Op> {
     let ops = ops.into_iter().map(|mut op| {
         if let OpKind::Compute { reads, writes, .. } = &mut op.kind {
             reads.retain(|buf| !gradient(buf.of));
@@ -156,11 +183,12 @@ fn without(ops: Vec<Op>, gradient: impl Fn(TensorRef) -> bool, tensors: &[Tensor
         op
     });
     let stays = |op: &Op| match &op.kind {
-        OpKind::Compute { kernel: Kernel::Adam { .. }, .. } => false,
+        // The optimizer, and copies of what it keeps.
+        OpKind::Compute { reads, .. } if reads.iter().any(|buf| state(buf.of)) => false,
         OpKind::Compute { writes, .. } => !writes.is_empty(),
         // Weights that the optimizer wrote need not be gathered any more.
-        OpKind::Collective { src, dst, .. } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
-        OpKind::Copy { src, dst } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
+        OpKind::Collective { src, dst, .. } => !gradient(src.of) && !gradient(dst.of) && !weight(dst.of),
+        OpKind::Copy { src, dst } => !gradient(src.of) && !gradient(dst.of) && !weight(dst.of),
         _ => true,
     };
     renumbered(ops.collect(), stays)

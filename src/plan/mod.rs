@@ -7,7 +7,8 @@
 //! * `segs`: which positions of the sequence a rank holds.
 //! * `share`: which rows of a microbatch a rank has where ranks share them.
 //! * `kernel`: every kernel with its operands, FLOPs and bytes.
-//! * `expert`, `muon`, `sparse`, `unfused`: the kernels of experts, of Muon, of chosen keys, of scores in memory.
+//! * `expert`, `foreach`, `muon`, `sparse`, `unfused`: the kernels of experts, of PyTorch's Adam, of Muon, of chosen keys, of
+//!   scores in memory.
 //! * `dropout`, `optimizer`: which elements are dropped; the constants of Adam.
 //! * `visible`: what a mask leaves of a block of attention.
 //! * `route`: which rows of a mixture-of-experts layer go where.
@@ -31,6 +32,7 @@ pub mod check;
 pub mod crew;
 pub mod dropout;
 pub mod expert;
+pub mod foreach;
 pub mod frozen;
 pub mod halves;
 pub mod kernel;

@@ -42,6 +42,7 @@ impl Plan {
                 Some(Adam { lr, beta1, beta2, eps, weight_decay })
             }
             Kernel::Muon(MuonKernel::Update { adam, .. }) => Some(*adam),
+            Kernel::Foreach(kernel) => Some(*kernel.adam()),
             _ => None,
         })
     }
@@ -61,6 +62,7 @@ fn set(op: &mut Op, to: Adam) {
             (*lr, *beta1, *beta2, *eps, *weight_decay) = (to.lr, to.beta1, to.beta2, to.eps, to.weight_decay);
         }
         Kernel::Muon(MuonKernel::Update { adam, .. }) => *adam = to,
+        Kernel::Foreach(kernel) => *kernel.adam_mut() = to,
         _ => {}
     }
 }

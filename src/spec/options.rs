@@ -78,6 +78,8 @@ pub struct Options {
     pub bf16_grads: bool,
     /// Matrices of layers move by their orthogonal momentum, all else by Adam.
     pub muon: bool,
+    /// Adam goes through all weights operation by operation, and not in one kernel.
+    pub foreach: bool,
     /// Adam's moments are kept in the dtype of the weights, and not in fp32.
     pub bf16_moments: bool,
     /// The optimizer updates the weights themselves, and keeps no copy of them in fp32.

@@ -23,11 +23,15 @@
 //! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
 //! weight is copied back as it is there.
 
+mod adam;
+
+pub use adam::Sweep;
+
 use super::weights::Rows;
 use crate::plan::muon::{Matrices, Part};
 use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{
-    Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via, Wire,
+    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via, Wire,
 };
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
@@ -44,6 +48,8 @@ pub struct FlatWeights {
     m: Buf,
     /// Second moments; `None` where Muon updates and nothing is left to Adam.
     v: Option<Buf>,
+    /// What Adam divides by, where it goes operation by operation through all weights; `None`: it is in one kernel.
+    divisor: Option<Buf>,
     /// The share of the new weights, which is sent to everyone; with ZeRO 3 it is all that a rank keeps of them.
     weight_share: Option<Buf>,
     /// The sum of one microbatch, to be added to the share; `None`: it lands in the share at once.
@@ -85,6 +91,8 @@ pub struct DataParallel {
     pub gathers_ahead: bool,
     /// Whether the CPU runs the optimizer.
     pub offload: bool,
+    /// Whether Adam goes operation by operation through all weights.
+    pub foreach: bool,
     pub dtype: Dtype,
     /// Dtype of optimizer state.
     pub acc: Dtype,
@@ -155,6 +163,12 @@ impl DataParallel {
     /// Whether what a rank keeps of the weights from step to step is its share of them.
     fn keeps_share(&self) -> bool {
         self.shares_weights() || self.sharded() && self.gathers_ahead
+    }
+
+    /// Whether a rank's share of the weights is made of its master copy, ahead of a step, and is no more once they are gathered: as
+    /// Megatron has its share within the whole. Without a copy of it on the device the share is kept.
+    fn casts_ahead(&self) -> bool {
+        self.sharded() && self.gathers_ahead && !self.shares_weights() && !self.no_master && !self.offload
     }
 
     /// Whether weights or gradients come and go layer by layer.
@@ -248,13 +262,16 @@ impl DataParallel {
         let mut flat =
             |what: &str, elems, dtype, kind| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
         let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
-        let (grad_kind, weight_kind) =
-            (kept(self.shares_gradients(), TensorKind::Grad), kept(self.keeps_share(), TensorKind::Param));
+        let (grad_kind, weight_kind) = (
+            kept(self.shares_gradients(), TensorKind::Grad),
+            kept(self.keeps_share() && !self.casts_ahead(), TensorKind::Param),
+        );
         let grad_share = if self.sharded() { flat("g_share", share, self.of_share(), grad_kind) } else { grad };
         // Without a master copy a rank keeps its share from step to step, and sends what it has updated.
         let weight_kind = if self.no_master { TensorKind::Param } else { weight_kind };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
         let master = if self.no_master { weight_share } else { master };
+        let divisor = self.foreach.then(|| flat("adam_d", share, self.moments, TensorKind::Workspace));
         FlatWeights {
             weight,
             grad,
@@ -262,6 +279,7 @@ impl DataParallel {
             master,
             m,
             v,
+            divisor,
             weight_share,
             partial,
             landing,
@@ -281,7 +299,8 @@ impl DataParallel {
 
     /// The buffer in which a rank keeps the weights from step to step: whole, or its share of them.
     pub fn stored(&self, w: &FlatWeights) -> Buf {
-        w.weight_share.filter(|_| self.keeps_share()).unwrap_or(w.weight)
+        let share = if self.casts_ahead() { w.master } else { w.weight_share };
+        share.filter(|_| self.keeps_share()).unwrap_or(w.weight)
     }
 
     /// Layers whose weights, or gradients, are whole where kernels use them, of `whole` that there is room for: one
@@ -401,23 +420,20 @@ impl DataParallel {
         Some(b.copy(&name, Toward::Host, w.grad_share.slot(slot), grad.slot(slot)))
     }
 
-    /// The buffers that an update touches in a slot of the weights, by name, one after the other; not for an optimizer
-    /// on the CPU.
-    pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
-        let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m)];
-        all.extend(w.v.map(|v| ("adam_v", v)));
-        all.extend(self.sums_whole().then_some(("g", w.grad)));
-        all.extend(w.master.filter(|_| !self.no_master).map(|master| ("master", master)));
-        all.extend(w.weight_share.map(|share| ("w_share", share)));
-        if w.weight_share.is_none() || !self.keeps_share() {
-            all.push(("w", w.weight));
-        }
-        all
+    /// What a rank keeps of weights that are made whole ahead of a step, and the share that they are gathered from; `None`: they
+    /// are whole already, or come layer by layer.
+    pub fn gathered_ahead(&self, w: &FlatWeights) -> Option<[Buf; 2]> {
+        let share = w.weight_share.filter(|_| self.keeps_share() && !self.shares_weights());
+        share.map(|share| [self.stored(w), share])
     }
 
-    /// The share that whole weights are gathered from ahead of a step; `None`: they are whole already, or come layer by layer.
-    pub fn gathered_ahead(&self, w: &FlatWeights) -> Option<Buf> {
-        w.weight_share.filter(|_| self.keeps_share() && !self.shares_weights())
+    /// Makes a slot of weights whole ahead of a step.
+    pub fn gather_ahead(&self, b: &mut Builder, label: &str, w: &FlatWeights, [kept, share, whole]: [Buf; 3]) {
+        if kept != share {
+            let name = if b.keeps_names() { format!("cast_share{label}") } else { String::new() };
+            b.compute(&name, Kernel::Cast { elems: w.share }, &[kept], &[share]);
+        }
+        self.gather(b, &format!("all_gather{label}"), w, [share, whole]);
     }
 
     /// The weights with other buffers: `of` says which one stands for each that an update may touch.
@@ -428,45 +444,11 @@ impl DataParallel {
             grad_share: of(w.grad_share),
             m: of(w.m),
             v: w.v.map(&of),
+            divisor: w.divisor.map(&of),
             master: w.master.map(&of),
             weight_share: w.weight_share.map(&of),
             ..*w
         }
-    }
-
-    /// Runs Adam on one slot, and gathers what it wrote unless the next step does; the ops are named after `label` unless that is empty. With the
-    /// optimizer on the host the CPU runs it, behind the op `after`.
-    pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam, after: Option<u32>) {
-        let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
-        let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
-        let at = |buf: Buf| buf.slot(slot);
-        let v = w.v.expect("Adam keeps second moments of all");
-        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(v)];
-        let new = at(w.weight_share.unwrap_or(w.weight));
-        let named = |b: &Builder, what: &str| match (b.keeps_names(), label) {
-            (false, _) => String::new(),
-            (true, "") => what.into(),
-            (true, label) => format!("{what}.{label}"),
-        };
-        self.own_gradient(b, &named(b, "own_grad"), w, slot);
-        let name = named(b, "adam");
-        if let Some([grad, weight]) = w.away {
-            let weight = weight.slot(slot % 2);
-            writes.push(weight);
-            let reads = [at(grad), writes[0], writes[1], writes[2]];
-            let op = b.host_compute(&name, kernel, &reads, &writes);
-            after.into_iter().for_each(|earlier| b.after(op, earlier));
-            let name = named(b, "w_from_host");
-            b.copy(&name, Toward::Device, weight, new);
-        } else {
-            // Weights that the optimizer updates itself have no other copy to be written.
-            if new != writes[0] {
-                writes.push(new);
-            }
-            let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
-            b.compute(&name, kernel, &reads, &writes);
-        }
-        self.gather_new(b, &named(b, "all_gather"), w, slot);
     }
 
     /// Takes the rank's share out of a gradient that was summed whole.
@@ -492,11 +474,11 @@ impl DataParallel {
     /// Updates a slot by `kernel`, which is told `by` what matrices move.
     pub fn move_by(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, kernel: Kernel, by: Buf) {
         let at = |buf: Buf| buf.slot(slot);
-        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m)];
+        let [old, new] = self.updated_weight(w).map(at);
+        let mut writes = vec![old, at(w.m)];
         writes.extend(w.v.map(at));
         let reads: Vec<Buf> = [at(w.grad_share), by].into_iter().chain(writes.iter().copied()).collect();
-        let new = at(w.weight_share.unwrap_or(w.weight));
-        if new != writes[0] {
+        if new != old {
             writes.push(new);
         }
         b.compute(label, kernel, &reads, &writes);

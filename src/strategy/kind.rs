@@ -6,6 +6,7 @@
 
 mod ahead;
 mod muon;
+mod update;
 
 use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
@@ -50,8 +51,8 @@ pub struct Kind {
     pub fill: BlockId,
     /// The block that gathers the weights of one layer ahead of a step, where a step begins with that.
     pub ahead: BlockId,
-    /// The block that runs Adam on the weights of one layer, where the device runs it.
-    pub update: BlockId,
+    /// The blocks that run Adam on the weights of one layer, one for each of its sweeps, where the device runs it.
+    pub update: Vec<BlockId>,
     /// Where matrices stand in a rank's part of the weights, and in that of the experts', with the block that makes
     /// them orthogonal; `None` where Muon does not update them.
     pub parts: [Option<(Part, BlockId)>; 2],
@@ -214,7 +215,7 @@ impl Kind {
             sums: 0,
             fill: 0,
             ahead: 0,
-            update: 0,
+            update: vec![],
             parts: [None, None],
         }
     }
@@ -475,37 +476,6 @@ impl Kind {
         if layers > 0 && !args.is_empty() {
             b.call(&format!("{}zero_grad", self.prefix), self.fill, layers, &args);
         }
-    }
-
-    /// Writes the block that runs Adam on the weights of one layer.
-    pub fn write_update(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], adam: plan::Adam) {
-        b.open(&format!("{}update", self.prefix));
-        for (label, dp, w) in self.updates(ranks) {
-            let named = |name: &str| if label.is_empty() { name.into() } else { format!("{name}_{label}") };
-            let formals: Vec<(Buf, Buf)> =
-                dp.updated(w).into_iter().map(|(name, buf)| (buf, b.formal(&named(name)))).collect();
-            let of = |buf: Buf| formals.iter().find(|(whose, _)| *whose == buf).map_or(buf, |(_, formal)| *formal);
-            dp.update(b, label, &DataParallel::renamed(w, of), 0, adam, None);
-        }
-        self.update = b.close();
-    }
-
-    /// Runs Adam on the weights of `layers` layers, those of the last layer first: their gradients are there first.
-    pub fn call_update(&self, b: &mut Builder, ranks: [&DataParallel; 2], layers: u32) {
-        let touched = self.updates(ranks).flat_map(|(_, dp, w)| dp.updated(w));
-        let args: Vec<Arg> = touched.map(|(_, buf)| each(buf, layers as i32 - 1, -1, layers)).collect();
-        if layers > 0 {
-            b.call(&format!("{}update", self.prefix), self.update, layers, &args);
-        }
-    }
-
-    fn updates<'k>(
-        &'k self,
-        [dp, edp]: [&'k DataParallel; 2],
-    ) -> impl Iterator<Item = (&'static str, &'k DataParallel, &'k FlatWeights)> {
-        [("", dp, Some(&self.flat)), ("experts", edp, self.experts.as_ref())]
-            .into_iter()
-            .filter_map(|(label, ranks, flat)| Some((label, ranks, flat?)))
     }
 
     fn begins_at_zero<'k>(

@@ -192,7 +192,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let layers: Vec<u32> = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
         let tied = self.step.has_table_at_both_ends();
         let embed = first || (last && tied);
-        self.step.gather_ahead(&layers, embed, last);
+        self.step.gather_ahead(stage, embed, last);
         self.step.zero_grad(&layers, embed, last);
         self.sent.clear();
         for act in self.flows[stage as usize].acts.clone() {

@@ -424,7 +424,7 @@ impl<'a> Step<'a> {
         let m = self.microbatches;
         self.write_updates();
         let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
-        self.gather_ahead(&counts, true, true);
+        self.gather_ahead(0, true, true);
         self.zero_grad(&counts, true, true);
         match self.microbatch[..] {
             [] => {}
@@ -460,7 +460,7 @@ impl<'a> Step<'a> {
         if self.muon.is_some() {
             kinds.iter_mut().for_each(|kind| kind.write_chains(b, [dp, edp]));
         } else if !dp.offload {
-            kinds.iter_mut().for_each(|kind| kind.write_update(b, [dp, edp], Adam::default()));
+            kinds.iter_mut().for_each(|kind| kind.write_updates(b, [dp, edp], Adam::default()));
         }
     }
 }

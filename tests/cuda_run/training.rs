@@ -35,6 +35,14 @@ fn training_goes_on_from_the_weights_that_a_step_left() {
     goes_on(1, "default");
 }
 
+/// Operation by operation, and out of shares that are made of the copy in fp32 ahead of a step.
+#[test]
+fn training_goes_on_where_adam_has_two_kernels() {
+    for (zero, words) in [(0, "foreach"), (1, "foreach+overlap-gather"), (3, "foreach+bf16-moments")] {
+        goes_on(zero, words);
+    }
+}
+
 /// Without a copy in fp32 it is the weights that are updated: whole, and a share of them.
 #[test]
 fn training_goes_on_from_weights_without_a_master_copy() {

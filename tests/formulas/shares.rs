@@ -1,11 +1,12 @@
 //! Weights, gradients and optimizer states in shares (ZeRO), and what is sent for it.
 
-use crate::notation::{A, D, F, H, V, kind_bytes};
+use crate::notation::{A, D, F, H, Steps, V, kind_bytes};
 use crate::plans::{self, Host, SM, close, model, way, work};
 use foretrain::collective::count::sent_by;
 use foretrain::cost::{Effort, cost};
 use foretrain::plan::expert::{ExpertOp, Pass};
 use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::{ALIGN, Layout};
 use foretrain::plan::*;
 use foretrain::spec::*;
 
@@ -123,6 +124,62 @@ fn an_optimizer_in_bf16_takes_eight_bytes_a_weight() {
         let plan = plans::plan(&m, &par, &work(&par, 64, 1, 1), SM);
         assert_eq!(kind_bytes(&plan, TensorKind::Param), weights, "{words}, ZeRO {zero}");
         assert_eq!(kind_bytes(&plan, TensorKind::OptState), state, "{words}, ZeRO {zero}");
+    }
+}
+
+/// PyTorch's `foreach`: behind the backward pass, what weights are divided by is there for all of them at once, in the dtype of the
+/// moments.
+#[test]
+fn adam_operation_by_operation_has_one_more_buffer_as_large_as_its_moments() {
+    let m = model(3, 4, false);
+    let layer = H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H;
+    let parts = [layer, layer, layer, V * H, H + V * H];
+    for (words, width) in [("foreach", 4), ("foreach+bf16-grads+bf16-moments+no-master", 2)] {
+        let par = Parallelism { zero: 0, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 4, 1, 1), SM);
+        let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+        let live = layout.live_by_kind.iter().filter(|(kind, _)| *kind == TensorKind::Workspace);
+        let all = parts.map(|elems| (width * elems).next_multiple_of(ALIGN)).iter().sum::<u64>();
+        assert_eq!(live.map(|(_, bytes)| bytes).sum::<u64>(), all, "{words}");
+    }
+}
+
+/// Weights that are gathered ahead of a step come in the order in which its first microbatch wants them, whatever kinds their layers
+/// are of; and a rank keeps no share of them beside the whole: that is made of the copy in fp32, and gone by the backward pass.
+#[test]
+fn weights_are_gathered_ahead_layer_by_layer_out_of_shares_that_nobody_keeps() {
+    let plain = model(5, 4, false);
+    let all = 5 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H) + H + 2 * V * H;
+    let windowed = vec![true, true, false, true, false];
+    for m in [plain.clone(), LlmSpec { window: Some(32), windowed, ..plain }] {
+        let [behind, plan] = ["default", "overlap-gather"].map(|words| {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(4, 1, 1) };
+            plans::plan(&m, &par, &work(&par, 256, 1, 2), SM)
+        });
+        assert_eq!(kind_bytes(&plan, TensorKind::Param), 2 * all);
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), 12 * all / 4);
+        let live = |plan: &Plan| {
+            let layout = Layout::new(plan, &AtomTable::new(plan).unwrap(), 0).unwrap();
+            layout.live_by_kind.clone()
+        };
+        assert_eq!(live(&plan), live(&behind));
+        let steps = Steps::of(&plan);
+        let gathers = |node: &usize| steps.line.path(*node).contains("all_gather");
+        let whole = (0..steps.line.nodes.len()).filter(gathers).map(|node| steps.line.writes(node)[0]);
+        let named: Vec<(String, u32)> =
+            whole.map(|at| (plan.tensors[at.tensor as usize].name.clone(), at.slot)).collect();
+        let layer = |l: u64| match m.windowed.is_empty() {
+            true => ("w.layers".to_string(), l as u32),
+            false => {
+                let alike = (0..l).filter(|before| m.window_of(*before) == m.window_of(l)).count();
+                let local = if m.window_of(l).is_some() { "local_" } else { "" };
+                (format!("w.{local}layers"), alike as u32)
+            }
+        };
+        let ends = |name: &str| (format!("w.{name}"), 0);
+        let want: Vec<(String, u32)> =
+            [ends("embed")].into_iter().chain((0..5).map(layer)).chain([ends("head")]).collect();
+        assert_eq!(named, want);
     }
 }
 

@@ -77,6 +77,22 @@ fn gradients_and_weights_in_shares_of_stages() {
     holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() });
 }
 
+/// Adam operation by operation: all moments before the first weight, whoever has what share of them.
+#[test]
+fn adam_that_goes_through_all_weights_twice() {
+    for (zero, dp, tp, pp, words, tie) in [
+        (0, 1, 1, 1, "foreach", true),
+        (0, 2, 1, 2, "foreach+no-overlap-grad", true),
+        (1, 2, 2, 1, "foreach+overlap-gather", false),
+        (1, 2, 1, 2, "foreach+all-reduce-grads", false),
+        (2, 3, 1, 1, "foreach", true),
+        (3, 2, 1, 2, "foreach", false),
+    ] {
+        let par = Parallelism { dp, tp, pp, zero, options: words.parse().unwrap(), ..case().par };
+        holds(&Case { layers: 4, microbatches: 3, kv_heads: 2, tie, par, ..case() });
+    }
+}
+
 /// Every rank has the sums whole and takes its share, wherever it stands among those with the same weights.
 #[test]
 fn gradients_whole_on_every_rank() {

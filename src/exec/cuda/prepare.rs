@@ -9,7 +9,7 @@ use super::script::Linked;
 use crate::error::{Error, Result};
 use crate::plan::link::Place;
 use crate::plan::memory::ALIGN;
-use crate::plan::{Dtype, Kernel, OpKind};
+use crate::plan::{Dtype, OpKind};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
@@ -164,7 +164,7 @@ fn interned(
 /// Whether what an op launches depends on the step.
 pub fn changes(linked: Linked, (rank, node): OpAt) -> bool {
     let kind = &linked.line(rank).nodes[node as usize].op.kind;
-    matches!(kind, OpKind::Compute { kernel: Kernel::Adam { .. }, .. })
+    matches!(kind, OpKind::Compute { kernel, .. } if kernel.counts_steps())
 }
 
 /// Constants of one device, in one piece of memory.

@@ -32,6 +32,7 @@ mod whole;
 pub use scalar::Scalar;
 
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
+use crate::plan::foreach::ForeachKernel;
 use crate::plan::kernel::SsmOp;
 use crate::plan::muon::MuonKernel;
 use crate::plan::sparse::{HeadProduct, Product, SparseKernel};
@@ -117,6 +118,17 @@ pub fn run<T: Scalar>(
             pointwise::adam(&adam, step, read(0), [w, m, v]);
             if let [cast] = cast {
                 cast.copy_from_slice(w);
+            }
+        }
+        Kernel::Foreach(ForeachKernel::Moments { adam, .. }) => {
+            let [m, v, d] = outputs(writes);
+            pointwise::adam_moments(adam, step, read(0), [m, v, d]);
+        }
+        Kernel::Foreach(ForeachKernel::Move { adam, .. }) => {
+            let (w, cast) = writes.split_at_mut(1);
+            pointwise::adam_move(adam, step, [read(1), read(2)], &mut *w[0]);
+            if let [cast] = cast {
+                cast.copy_from_slice(w[0]);
             }
         }
     }
@@ -460,6 +472,8 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],
         Kernel::Nll { .. } => &[(2, 1)],
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
+        Kernel::Foreach(ForeachKernel::Moments { .. }) => &[(1, 0), (2, 1)],
+        Kernel::Foreach(ForeachKernel::Move { .. }) => &[(0, 0)],
         Kernel::Muon(MuonKernel::Momentum { .. }) => &[(1, 0)],
         Kernel::Sparse(SparseKernel::Turn { .. }) => &[(0, 0)],
         Kernel::Sparse(SparseKernel::Product(HeadProduct { product: Product::Dw, .. })) => &[(2, 0)],

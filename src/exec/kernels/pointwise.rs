@@ -164,11 +164,38 @@ wide! {
     }
 }
 
+wide! {
+    /// The part of it that makes the moments, and what weights are divided by: `state` is m, v and that.
+    pub fn adam_moments<'a, T>(adam: &'a Adam, step: u64, grad: &'a [T], state: [&'a mut [T]; 3]) -> () {
+    let [m, v, d] = state;
+    let [beta1, beta2, eps] = [adam.beta1, adam.beta2, adam.eps].map(T::from_f64);
+    let [take1, take2] = [adam.beta1, adam.beta2].map(|beta| T::from_f64(1.0 - beta));
+    let unbias = T::from_f64(1.0 / (1.0 - adam.beta2.powf(step as f64)));
+    for (((m, v), d), &g) in m.iter_mut().zip(v).zip(d).zip(grad) {
+        *m = beta1 * *m + take1 * g;
+        *v = beta2 * *v + take2 * g * g;
+        *d = (*v * unbias).sqrt() + eps;
+    }
+    }
+}
+
+wide! {
+    /// And the part that moves the weights, by the first moment over that.
+    pub fn adam_move<'a, T>(adam: &'a Adam, step: u64, by: [&'a [T]; 2], w: &'a mut [T]) -> () {
+    let lr = T::from_f64(adam.lr / (1.0 - adam.beta1.powf(step as f64)));
+    let stays = T::from_f64(1.0 - adam.lr * adam.weight_decay);
+    for ((w, &m), &d) in w.iter_mut().zip(by[0]).zip(by[1]) {
+        *w = stays * *w - lr * m / d;
+    }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
     use crate::exec::kernels::run;
-    use crate::plan::{AttnBlock, Axis, Dropout, Kernel, Segs, Side};
+    use crate::plan::foreach::ForeachKernel;
+    use crate::plan::{Adam, AttnBlock, Axis, Dropout, Kernel, Segs, Side};
     use crate::spec::{Factor, Mask};
 
     fn swiglu(x: &[f64]) -> Vec<f64> {
@@ -329,6 +356,26 @@ mod tests {
             run(&kernel, &views, 0, step, &reads, &mut [&mut w, &mut m, &mut v, &mut cast]);
             assert_close(&w, &want, 1e-12);
             assert_eq!(w, cast);
+        }
+    }
+
+    #[test]
+    fn adam_in_two_kernels_has_the_bits_of_the_one() {
+        let adam = Adam { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.3 };
+        let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
+        let whole = Kernel::Adam { elems: 5, lr, beta1, beta2, eps, weight_decay };
+        let moments = Kernel::Foreach(ForeachKernel::Moments { elems: 5, adam });
+        let moves = Kernel::Foreach(ForeachKernel::Move { elems: 5, adam });
+        let mut one = [random(5, 1), vec![0.0; 5], vec![0.0; 5], vec![f64::NAN; 5]];
+        let [mut w, mut m, mut v, mut cast] = one.clone();
+        let mut d = vec![f64::NAN; 5];
+        for step in 1..=3 {
+            let grad = random(5, 10 + step);
+            let mut state = one.each_mut().map(|x| &mut x[..]);
+            run(&whole, &ring(1), 0, step, &[Some(&grad), None, None, None], &mut state);
+            run(&moments, &ring(1), 0, step, &[Some(&grad), None, None], &mut [&mut m, &mut v, &mut d]);
+            run(&moves, &ring(1), 0, step, &[None, Some(&m), Some(&d)], &mut [&mut w, &mut cast]);
+            assert_eq!([&w, &m, &v, &cast], one.each_ref());
         }
     }
 }

@@ -21,6 +21,7 @@ pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
+use super::foreach::ForeachKernel;
 use super::mesh::{Axis, Group, Mesh};
 use super::muon::MuonKernel;
 use super::segs::Segs;
@@ -269,6 +270,8 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "is_zero")]
         weight_decay: f64,
     },
+    /// A kernel of Adam in two.
+    Foreach(ForeachKernel),
     /// A kernel of the optimizer Muon.
     Muon(MuonKernel),
     /// A kernel of latent attention to chosen keys.
@@ -404,6 +407,7 @@ impl Kernel {
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
+            Kernel::Foreach(kernel) => Some(kernel.work(reads, writes)),
             Kernel::Muon(ref kernel) => Some(kernel.work(reads, writes)),
             Kernel::Sparse(ref kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so do the old q and k: only their new values are written.

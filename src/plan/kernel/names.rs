@@ -1,6 +1,7 @@
 //! The names of kernels, and which of them behave alike.
 
 use super::{Exchange, HeadPermute, Kernel};
+use crate::plan::foreach::ForeachKernel;
 use crate::plan::muon::MuonKernel;
 
 impl Kernel {
@@ -53,6 +54,7 @@ impl Kernel {
             Kernel::VocabStats(_) => "vocab_stats",
             Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
+            Kernel::Foreach(kernel) => kernel.name(),
             Kernel::Muon(kernel) => kernel.name(),
             Kernel::Sparse(kernel) => kernel.name(),
             Kernel::Expert(kernel) => kernel.name(),
@@ -87,7 +89,7 @@ impl Kernel {
             Kernel::LayerNormBwd { .. } | Kernel::BiasBwd { .. } | Kernel::DropoutBwd { .. } => false,
             Kernel::GeluBwd { .. } | Kernel::Relu2Bwd { .. } | Kernel::SwiGluBwd { .. } => false,
             Kernel::LogSoftmaxBwd { .. } => false,
-            Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Muon(_) => false,
+            Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Foreach(_) | Kernel::Muon(_) => false,
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Wait { .. } => false,
         }
     }
@@ -100,13 +102,21 @@ impl Kernel {
 
     /// Whether the kernel may have one more operand than it needs, to which it writes the new weights in another dtype.
     pub fn may_cast(&self) -> bool {
-        matches!(self, Kernel::Adam { .. } | Kernel::Muon(MuonKernel::Update { .. }))
+        matches!(
+            self,
+            Kernel::Adam { .. } | Kernel::Foreach(ForeachKernel::Move { .. }) | Kernel::Muon(MuonKernel::Update { .. })
+        )
+    }
+
+    /// Whether what the kernel computes depends on how many steps came before: Adam corrects moments by that.
+    pub fn counts_steps(&self) -> bool {
+        matches!(self, Kernel::Adam { .. } | Kernel::Foreach(_) | Kernel::Muon(MuonKernel::Update { .. }))
     }
 
     /// Whether the kernel is the optimizer's and reads gradients.
     pub fn steps(&self) -> bool {
         match self {
-            Kernel::Adam { .. } => true,
+            Kernel::Adam { .. } | Kernel::Foreach(ForeachKernel::Moments { .. }) => true,
             Kernel::Muon(kernel) => kernel.reads_gradients(),
             _ => false,
         }
@@ -144,6 +154,8 @@ impl Kernel {
             },
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
             Kernel::Expert(kernel) => kernel.curve(),
+            // As much for each byte as the one kernel.
+            Kernel::Foreach(_) => "adam",
             Kernel::Muon(kernel) => kernel.curve(),
             Kernel::Sparse(kernel) => kernel.curve(),
             Kernel::Unfused { block, step } => step.curve(block),

@@ -87,6 +87,7 @@ impl Kernel {
             }
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
+            Kernel::Foreach(kernel) => kernel.operands(),
             Kernel::Muon(kernel) => kernel.operands(),
             Kernel::Sparse(kernel) => kernel.operands(views),
             Kernel::Expert(kernel) => kernel.operands(),

@@ -61,7 +61,7 @@ impl Tuning {
 mod tests {
     use super::*;
     use crate::plan::link::{AtomTable, Line};
-    use crate::plan::{Kernel, Op, OpKind, Tensor};
+    use crate::plan::{CollectiveKind, Kernel, Op, OpKind, Tensor};
     use crate::spec::{ClusterSpec, Dtype, LlmSpec, Parallelism, StackSpec, Workload};
     use crate::strategy::{Engines, build};
 
@@ -111,6 +111,20 @@ mod tests {
             assert_eq!((count(&frozen, adam), count(&frozen, weights)), (0, 0), "{par:?}");
             assert_eq!(count(&whole, others), count(&frozen, others), "{par:?}");
         }
+    }
+
+    /// Weights that nobody updates are whole from step to step, and are gathered neither behind a step nor ahead of one.
+    #[test]
+    fn frozen_weights_are_not_gathered_where_they_are_whole() {
+        let gathers = |zero: u32, words: &str| {
+            let options = words.parse().unwrap();
+            let frozen = plan(Parallelism { dp: 4, zero, options, ..Parallelism::default() }).frozen();
+            let lines = frozen.blocks.iter().map(|b| &b.ops).chain(frozen.programs.iter().map(|p| &p.ops));
+            let gather = |op: &&Op| matches!(&op.kind, OpKind::Collective { kind: CollectiveKind::AllGather, .. });
+            lines.flatten().filter(gather).count()
+        };
+        assert_eq!([gathers(1, ""), gathers(1, "overlap-gather"), gathers(2, "foreach")], [0; 3]);
+        assert!(gathers(3, "") > 0);
     }
 
     /// Norms of queries and keys are there for their inputs alone, and have work to do.

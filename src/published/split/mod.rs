@@ -27,9 +27,9 @@ use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_narrow, squeezed};
 use crate::published::software::era::{is_later_gpu, is_later_model};
 use crate::published::software::habits::Habits;
-use crate::published::software::recipe;
 use crate::published::software::system::System;
 use crate::published::software::table::Fact;
+use crate::published::software::{adam, recipe};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute, WideLoss};
 use options::with_words;
 
@@ -259,6 +259,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (gradients::are_halved(run, zero), "bf16-grads"),
         (sharding::copies(run, zero), "copy-shards"),
         (gradients::is_muon(run) && !optimizer_is_away(run), "muon"),
+        (adam::is_foreach(run) && !gradients::is_muon(run) && !optimizer_is_away(run), "foreach"),
         (all_narrow, "bf16-moments"),
         (all_narrow, "no-master"),
         (recomputes_experts(run, model), "recompute-moe"),

@@ -200,6 +200,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.muon,
     },
     Word {
+        name: "foreach",
+        about: "Adam goes operation by operation through all weights at once, as PyTorch's does on GPUs unless told `fused=True`: it moves 72 bytes for each weight in fp32 and not 28, and has a buffer as large as the second moments while it runs",
+        set: |o| o.foreach = true,
+        is_set: |o| o.foreach,
+    },
+    Word {
         name: "bf16-moments",
         about: "Adam's moments of bf16 weights are kept in bf16 (DeepSeek-V3, Megatron's precision-aware optimizer)",
         set: |o| o.bf16_moments = true,
@@ -219,7 +225,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "overlap-gather",
-        about: "ZeRO 1: new weights are gathered layer by layer ahead of the first microbatch of the next step, and not behind the optimizer (Megatron's overlap-param-gather); a rank keeps its share beside the whole, which Megatron has within it",
+        about: "ZeRO 1: new weights are gathered layer by layer ahead of the first microbatch of the next step, and not behind the optimizer (Megatron's overlap-param-gather)",
         set: |o| o.overlap_gather = true,
         is_set: |o| o.overlap_gather,
     },

@@ -261,6 +261,12 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             par.zero == 1 && par.dp * par.ring * par.ulysses > 1,
             "zero 1 over more than one rank; with zero 2 and 3 weights come layer by layer as it is",
         ),
+        (
+            "foreach",
+            o.foreach,
+            !o.offload_optimizer && !o.muon,
+            "Adam on the device for all weights: no offload-optimizer and no muon",
+        ),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
         ("pp-inside", o.pp_inside, par.pp > 1 && par.dp > 1, "pp and dp above 1"),
         (

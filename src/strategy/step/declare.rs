@@ -40,6 +40,7 @@ fn replicas(
         all_reduce: par.options.all_reduce_grads,
         gathers_ahead: par.options.overlap_gather,
         offload: par.options.offload_optimizer,
+        foreach: par.options.foreach,
         dtype: work.dtype,
         acc,
         grads: if par.options.bf16_grads { work.dtype } else { acc },

@@ -2,24 +2,29 @@
 
 use super::super::data::{DataParallel, FlatWeights};
 use super::super::kind::Kind;
+use super::super::layers::Stretch;
+use super::super::pipeline::Pipeline;
 use super::Step;
 use crate::plan::*;
+use std::ops::Range;
 
 impl Step<'_> {
-    /// Gathers the weights that the optimizer has left in shares, of a rank that has `counts` layers of each kind, and maybe the
-    /// embedding and the head: from the first layer to the last, kind by kind.
-    pub(in crate::strategy) fn gather_ahead(&mut self, counts: &[u32], embed: bool, head: bool) {
-        let Step { b, dp, edp, kinds, modules, .. } = self;
+    /// Gathers the weights that the optimizer has left in shares, of a rank that has the layers of a stage, and maybe the
+    /// embedding and the head: in the order in which the first microbatch wants them.
+    pub(in crate::strategy) fn gather_ahead(&mut self, stage: u32, embed: bool, head: bool) {
+        let Step { b, dp, edp, kinds, modules, pipe, .. } = self;
         let (dp, edp): (&DataParallel, &DataParallel) = (dp, edp);
         let whole = |b: &mut Builder, dp: &DataParallel, name: &str, w: &FlatWeights| {
-            if let Some(share) = dp.gathered_ahead(w) {
-                dp.gather(b, &format!("all_gather.{name}"), w, [share, w.weight]);
+            if let Some([kept, share]) = dp.gathered_ahead(w) {
+                dp.gather_ahead(b, &format!(".{name}"), w, [kept, share, w.weight]);
             }
         };
         if embed {
             whole(b, dp, "embed", &self.embed);
         }
-        kinds.iter().zip(counts).for_each(|(kind, &layers)| kind.call_ahead(b, [dp, edp], layers));
+        for (kind, slots) in runs_of(kinds, pipe, stage) {
+            kind.call_ahead(b, [dp, edp], slots, pipe.held(stage, &kind.layers));
+        }
         if head {
             whole(b, dp, "head", &self.head);
             for (dp, name, w) in modules.iter().flat_map(|m| m.flats([dp, edp])) {
@@ -71,17 +76,34 @@ impl Step<'_> {
         if dp.offload {
             let sent = all().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
             for (at, (dp, name, w, slot)) in all().enumerate() {
-                dp.update(b, name, w, *slot, adam, sent.filter(|_| at == 0));
+                dp.update_on_host(b, name, w, *slot, adam, sent.filter(|_| at == 0));
             }
             return;
         }
-        first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
-        kinds().for_each(|(kind, &layers)| match *muon {
-            Some(room) => kind.update_by_muon(b, [dp, edp], room, layers),
-            None => kind.call_update(b, [dp, edp], layers),
-        });
-        last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
+        for &sweep in dp.sweeps() {
+            first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, sweep));
+            kinds().for_each(|(kind, &layers)| match *muon {
+                Some(room) => kind.update_by_muon(b, [dp, edp], room, layers),
+                None => kind.call_update(b, [dp, edp], layers, sweep),
+            });
+            last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, sweep));
+        }
     }
+}
+
+/// The layers of a stage in their order, those of a kind that stand in slots one behind the other as one.
+fn runs_of<'k>(kinds: &'k [Kind], pipe: &Pipeline, stage: u32) -> Vec<(&'k Kind, Range<u32>)> {
+    let mut runs: Vec<(usize, Range<u32>)> = vec![];
+    for chunk in 0..pipe.chunks {
+        for of in Stretch::all(kinds.iter().map(|kind| &kind.layers), &pipe.range(stage, chunk)) {
+            let first = pipe.offset(stage, chunk, &kinds[of.kind].layers) + of.first;
+            match runs.last_mut() {
+                Some((kind, slots)) if *kind == of.kind && slots.end == first => slots.end += of.count(),
+                _ => runs.push((of.kind, first..first + of.count())),
+            }
+        }
+    }
+    runs.into_iter().map(|(kind, slots)| (&kinds[kind], slots)).collect()
 }
 
 /// Flat weights: the ranks that hold the same, their name, their buffers, and a slot of them.

@@ -3,6 +3,7 @@
 use super::super::source;
 use super::{Arg, Lowering, Where, ints, live, table};
 use crate::error::Result;
+use crate::plan::foreach::ForeachKernel;
 use crate::plan::{Adam, Dtype, Kernel};
 use crate::spec::Turning;
 
@@ -113,6 +114,7 @@ impl Lowering<'_> {
             Kernel::Wait { .. } => return Ok(()),
             Kernel::Residual { rows, cols, .. } => return self.residual(kernel, on, *rows, *cols),
             Kernel::Adam { .. } => return self.adam(kernel, step),
+            Kernel::Foreach(kernel) => return self.foreach(kernel, step),
             _ => return Err(self.refuse("it is not lowered yet")),
         };
         let defines = self.typed(&all_reads, &[0])?;
@@ -173,6 +175,25 @@ impl Lowering<'_> {
         let writes: Vec<usize> = (0..self.writes.len()).collect();
         let defines = self.typed(&[0], &writes)?;
         self.spread((source::pointwise, "adam"), defines, elems.div_ceil(8), args);
+        Ok(())
+    }
+
+    fn foreach(&mut self, kernel: &ForeachKernel, step: u64) -> Result<()> {
+        let [lr, beta1, beta2, eps, unbias, stays] = adam_args(kernel.adam(), step);
+        let writes: Vec<usize> = (0..self.writes.len()).collect();
+        let (elems, args, reads): (u64, Vec<Arg>, &[usize]) = match *kernel {
+            ForeachKernel::Moments { elems, .. } => {
+                let operands = vec![Arg::Read(0), Arg::Write(0), Arg::Write(1), Arg::Write(2), Arg::Int(elems as i64)];
+                (elems, [operands, vec![beta1, beta2, eps, unbias]].concat(), &[0])
+            }
+            ForeachKernel::Move { elems, .. } => {
+                let cast = if writes.len() == 2 { Arg::Write(1) } else { Arg::Null };
+                let operands = vec![Arg::Write(0), Arg::Read(1), Arg::Read(2), cast, Arg::Int(elems as i64)];
+                (elems, [operands, vec![lr, stays]].concat(), &[1, 2])
+            }
+        };
+        let defines = self.typed(reads, &writes)?;
+        self.spread((source::pointwise, kernel.name()), defines, elems.div_ceil(8), args);
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::plan::dropout::Dropout;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
+use crate::plan::foreach::ForeachKernel;
 use crate::plan::kernel::{HeadRanks, SsmKernel, SsmOp};
 use crate::plan::muon::{self, Matrices, MuonKernel};
 use crate::plan::rows::{Landing, Layout};
@@ -306,6 +307,13 @@ fn pointwise(all: &mut Cases) {
     all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
     let narrow = [BF16, BF16, BF16, (Dtype::Bf16, 0.0..1.0)];
     all.hold(&adam, &one(), &narrow, &[Dtype::Bf16; 3], ROUNDED);
+    let adam = Adam { weight_decay: 0.1, ..Adam::default() };
+    let [moments, moves] = [ForeachKernel::Moments { elems, adam }, ForeachKernel::Move { elems, adam }];
+    all.hold(&Kernel::Foreach(moments), &one(), &[BF16, F32, state[3].clone()], &[Dtype::F32; 3], SINGLE);
+    all.hold(&Kernel::Foreach(moments), &one(), &narrow[1..], &[Dtype::Bf16; 3], ROUNDED);
+    let divided = [F32, F32, (Dtype::F32, 0.5..1.0)];
+    all.hold(&Kernel::Foreach(moves), &one(), &divided, &[Dtype::F32, Dtype::Bf16], ROUNDED);
+    all.hold(&Kernel::Foreach(moves), &one(), &divided, &[Dtype::F32], SINGLE);
 }
 
 /// Chunks of several tiles and of less than one, the last one short; a group of one head, of some, of all.

@@ -215,3 +215,24 @@ pub fn unknown(group: &str) -> Error {
     let known: Vec<&str> = cases::groups().chain([NCCL]).collect();
     Error::spec("selftest", "--group", format!("{group:?} is no group of kernels; known: {}", known.join(", ")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::lower::MOST_SHARED;
+    use super::*;
+
+    /// A session lowers anew, step by step, what counts steps, and nothing else.
+    #[test]
+    fn kernels_count_steps_where_their_arguments_do() {
+        let mut found = 0;
+        for case in cases::groups().flat_map(cases::of_group) {
+            let reads: Vec<Dtype> = case.reads.iter().map(|read| read.0).collect();
+            let on =
+                Where { views: &case.views, route: case.route.as_ref(), rank: 0, shared: MOST_SHARED, fused: None };
+            let [first, next] = [1, 2].map(|step| lower(&case.kernel, on, &reads, &case.writes, step).ok());
+            assert_eq!(first != next, case.kernel.counts_steps(), "{}", case.kernel.name());
+            found += u32::from(case.kernel.counts_steps());
+        }
+        assert!(found > 5, "{found} kernels");
+    }
+}

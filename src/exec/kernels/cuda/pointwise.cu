@@ -299,3 +299,54 @@ KERNEL(adam, Adam, THREADS) {
         if (p.cast) store(p.cast + i, w);
     }));
 }
+
+// The same in two kernels: the moments and what weights are divided by; the weights.
+struct AdamMoments {
+    const R0* grad;
+    W0* m;
+    W1* v;
+    W2* d;
+    i64 elems;
+    f64 beta1, beta2, eps, unbias;
+};
+
+KERNEL(adam_moments, AdamMoments, THREADS) {
+    float beta1 = float(p.beta1), beta2 = float(p.beta2), eps = float(p.eps), unbias = float(p.unbias);
+    float take1 = float(1 - p.beta1), take2 = float(1 - p.beta2);
+    WIDE_BY(4, p.elems, aligned(p.grad, p.m, p.v, p.d), each<N>(p.elems, [&](i64 i) {
+        float g[N], m[N], v[N], d[N];
+        load(g, p.grad + i);
+        load(m, p.m + i);
+        load(v, p.v + i);
+        UNROLL for (int j = 0; j < N; j++) {
+            m[j] = beta1 * m[j] + take1 * g[j];
+            v[j] = beta2 * v[j] + take2 * g[j] * g[j];
+            d[j] = sqrtf(v[j] * unbias) + eps;
+        }
+        store(p.m + i, m);
+        store(p.v + i, v);
+        store(p.d + i, d);
+    }));
+}
+
+struct AdamMove {
+    W0* w;
+    const R1* m;
+    const R2* d;
+    W1* cast; // the new weight in another type; may be null
+    i64 elems;
+    f64 lr, stays;
+};
+
+KERNEL(adam_move, AdamMove, THREADS) {
+    float lr = float(p.lr), stays = float(p.stays);
+    WIDE_BY(4, p.elems, aligned(p.w, p.m, p.d, p.cast), each<N>(p.elems, [&](i64 i) {
+        float w[N], m[N], d[N];
+        load(w, p.w + i);
+        load(m, p.m + i);
+        load(d, p.d + i);
+        UNROLL for (int j = 0; j < N; j++) w[j] = stays * w[j] - lr * m[j] / d[j];
+        store(p.w + i, w);
+        if (p.cast) store(p.cast + i, w);
+    }));
+}
