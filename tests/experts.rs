@@ -507,7 +507,8 @@ fn codes_of_rows_are_kept() {
         let [a, b] = [run(&kept), run(&codes)];
         assert!(a.loss == b.loss && a.grads == b.grads, "{words}");
         let [all, less] = [a, b].map(|run| run.peak_bytes.into_iter().max().unwrap_or(0));
-        assert!(less < all, "{words}: {less} of {all}");
+        // Codes are kept as they land, those of low latency with room for all tokens of every rank.
+        assert!(less < all || way.contains("deepep-v1-ll"), "{words}: {less} of {all}");
     }
 }
 

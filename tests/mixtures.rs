@@ -32,7 +32,7 @@ fn routed(par: &Parallelism, node: u32, routing: &str) -> Plan {
     plan
 }
 
-const CARRIERS: [&str; 10] = [
+const CARRIERS: [&str; 12] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
@@ -43,6 +43,8 @@ const CARRIERS: [&str; 10] = [
     "dispatch-hierarchical+dispatch-fp8",
     "overlap-exchange",
     "dispatch-deepep-v1-normal+dispatch-fp8+overlap-shared+overlap-exchange",
+    "dispatch-deepep-v1-ll+overlap-shared+overlap-exchange",
+    "dispatch-deepep-v1-ll+deepep-hook+dispatch-fp8+overlap-exchange",
 ];
 
 /// An exchange is one thing for both, however its rows go; a port is shared with nothing else here.
@@ -118,6 +120,65 @@ fn rows_hide_behind_another_microbatch() {
         assert!((paired.1.flops / alone.1.flops - 1.0).abs() < 1e-9);
         assert!(paired.2 > alone.2, "pp {pp} vp {vp}: {} and {} bytes", alone.2, paired.2);
     }
+}
+
+/// Seconds in which kernels run while rows travel, over all ranks.
+fn beside(plan: &Plan, timeline: &foretrain::timeline::Timeline) -> f64 {
+    let of = |spans: &[foretrain::timeline::Span]| {
+        let (kernels, others): (Vec<_>, Vec<_>) =
+            spans.iter().partition(|span| plan.lanes[span.lane as usize].computes());
+        let rows = others.iter().filter(|span| ["dispatch", "cached_dispatch", "combine"].contains(&span.what));
+        let shared = |row: &foretrain::timeline::Span| {
+            let both = |k: &&foretrain::timeline::Span| {
+                let (from, to) = (k.start.value().max(row.start.value()), k.end.value().min(row.end.value()));
+                (to - from).max(0.0)
+            };
+            kernels.iter().map(both).sum::<f64>()
+        };
+        rows.map(|row| shared(row)).sum::<f64>()
+    };
+    timeline.classes.iter().map(|class| of(&class.spans)).sum()
+}
+
+/// DeepEP's low latency has a block on nearly every SM: nothing computes beside it, whichever was issued first. With the hook
+/// kernels that are issued behind it do, where the NICs have the rows.
+#[test]
+fn low_latency_takes_turns_with_kernels() {
+    let ll = "dispatch-deepep-v1-ll";
+    for (pp, vp) in [(1, 1), (2, 1), (2, 2)] {
+        let all = |words: &str| {
+            let plan = staged(pp, vp, words);
+            let host = Host::new(plan.ranks(), 2, 10.0);
+            let [flat, few, spans] = [FLAT, foretrain::cost::Effort::SUMS, foretrain::cost::Effort::ALL_SPANS]
+                .map(|effort| cost(&plan, host.machine(), effort).unwrap());
+            same(&few, &flat);
+            let effort = Effort { fold: false, spans: true, ..Effort::SUMS };
+            let played = simulate(&plan, host.machine(), &[], effort).unwrap().timeline;
+            [spans, played].map(|timeline| beside(&plan, &timeline))
+        };
+        for words in [ll, &format!("{ll}+overlap-shared"), &format!("{ll}+overlap-shared+overlap-exchange")] {
+            assert!(all(words).iter().all(|s| *s < 1e-11), "pp {pp} vp {vp}: {words}: {:?}", all(words));
+        }
+        for words in ["dispatch-deepep-v1-normal", &format!("{ll}+deepep-hook+overlap-exchange")] {
+            assert!(all(words).iter().all(|s| *s > 1e-7), "pp {pp} vp {vp}: {words}: {:?}", all(words));
+        }
+    }
+}
+
+/// Rows of low latency arrive where every slot has room for all tokens of every rank, and are put together for the products
+/// of experts as those of the normal kernels are.
+#[test]
+fn rows_of_low_latency_are_put_together() {
+    let labels = |words: &str| {
+        let plan = routed(&way(8, words), 4, "balanced");
+        let moved = plan.ops().filter(|(_, op)| ["expand", "gather"].iter().any(|of| op.label.contains(of)));
+        let landed = plan.tensors.iter().find(|tensor| tensor.name == "landed_rows").unwrap().rows();
+        (moved.map(|(_, op)| op.label.clone()).collect::<Vec<_>>(), landed, plan.routes[0].clone())
+    };
+    let (normal, ..) = labels("dispatch-deepep-v1-normal");
+    let (moved, landed, route) = labels("dispatch-deepep-v1-ll");
+    assert!(moved == normal && moved.len() >= 4, "{moved:?} {normal:?}");
+    assert_eq!(landed, u64::from(route.local_experts() * route.ranks) * route.most_tokens());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
 use crate::report::human::{packed, percent};
-use crate::spec::Parallelism;
+use crate::spec::{Dispatch, Parallelism};
 use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point, Said};
 
@@ -60,6 +60,7 @@ impl Chosen {
             .chain(self.copies())
             .chain(self.packed())
             .chain(self.routed())
+            .chain(self.carried())
             .chain(self.repeated())
             .chain(self.under_load())
             .collect()
@@ -174,7 +175,24 @@ impl Chosen {
             Some(plan) => plan.routes.iter().any(|route| !matches!(route.counts, Counts::Balanced { .. })),
             None => self.case.model.moe.is_some() && self.case.routing != Routing::Balanced,
         };
-        ruled.then(|| "routing: as --routing or the plan has it; without, every expert has as many rows".to_string())
+        ruled.then(|| {
+            let alone = match self.point.par.ep {
+                1 => ". With ep 1 no row travels: it changes nothing but how many rows each expert has",
+                _ => "",
+            };
+            format!("routing: as --routing or the plan has it; without, every expert has as many rows{alone}")
+        })
+    }
+
+    /// That nothing travels that could be carried in some way.
+    fn carried(&self) -> Option<String> {
+        let (ep, how) = (self.point.par.ep, self.point.par.options.dispatch);
+        (ep == 1 && how != Dispatch::Nccl).then(|| {
+            format!(
+                "dispatch: {} has nothing to carry with ep 1, where every rank has all experts; raise --ep",
+                how.name()
+            )
+        })
     }
 
     /// That a router's log is read more than once.

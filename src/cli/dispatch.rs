@@ -9,7 +9,7 @@ use crate::error::{Cause, Error, Result};
 use crate::plan::Wire;
 use crate::plan::route::{ExchangeAlgo, Phase, Route};
 use crate::plot;
-use crate::report::human::{Table, bytes, decimal, percent, seconds};
+use crate::report::human::{Table, bytes, decimal, notes, percent, seconds};
 use crate::routing::{Request, Routing, imbalance};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
 use crate::strategy::expert::{DEEPEP_SMS, HYBRID_EP_SMS};
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
                   Routings: balanced, spread, round-robin, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO,\n\
                   ratio:RATIO, hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7,\n\
                   or a file (traces/routing). Bytes are those of the rank that sends or receives most, which has more than a\n\
-                  mean one. Logical ones are all rows, real ones those that cross, as tables of libraries mix them up.")]
+                  mean one. Logical ones are all rows, real ones those that cross, with their headers; tables of libraries mix them up.")]
 pub struct Flags {
     #[command(flatten)]
     platform: Platform,
@@ -52,7 +52,7 @@ pub struct Flags {
     /// SMs of the kernels [default: as plans take them, 20 for DeepEP V1 and 32 for Hybrid-EP, for V2 by its formula]
     #[arg(long, value_name = "N")]
     sms: Option<u16>,
-    /// Low latency: no SM is held between send and receive
+    /// Low latency between nodes: no SM is held between send and receive
     #[arg(long)]
     hook: bool,
     /// Where tokens go: words below, or a file
@@ -226,9 +226,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let members: Vec<u32> = (0..flags.ep).collect();
     let pass = |phase, row_bytes: u64| {
+        let wire = exchange::message_row(algo, phase, route.topk, row_bytes, 0);
         let (route, members, cluster, stack) = (&route, &members, &cluster, &stack);
         let at = Setting { route, phase, row_bytes, members, cluster, stack, library: None };
-        Ok::<_, Error>(Pass::new(route, algo, phase, row_bytes, &exchange::time(&at, algo)?))
+        Ok::<_, Error>(Pass::new(route, algo, phase, [row_bytes, wire], &exchange::time(&at, algo)?))
     };
     let loads: Vec<f64> = (0..route.ranks).map(|r| route.expanded_rows(r)).collect();
     let found = Found {
@@ -238,10 +239,18 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         ranks: route.ranks,
         nodes: route.nodes(),
         tokens: flags.tokens.unwrap_or_else(|| route.most_tokens()),
-        experts: route.experts,
+        experts: flags.experts,
+        slots: route.experts,
+        replicas: flags.replicas,
         topk: route.topk,
         hidden: flags.hidden,
         dispatch_dtype: flags.dispatch_dtype.name(),
+        hook: flags.hook,
+        routing: flags.routing.to_string(),
+        node_limit: flags.node_limit,
+        seed: flags.seed,
+        step: flags.step,
+        notes: exchange::unmeant(algo).into_iter().collect(),
         imbalance: imbalance(&loads),
         buffers: Sizes::of(buffers),
         dispatch: pass(Phase::Dispatch, row)?,
@@ -274,10 +283,20 @@ struct Found {
     ranks: u32,
     nodes: u32,
     tokens: u64,
+    /// Experts of the layer, and slots that hold them and their replicas.
     experts: u32,
+    slots: u32,
+    replicas: u32,
     topk: u32,
     hidden: u64,
     dispatch_dtype: &'static str,
+    hook: bool,
+    routing: String,
+    /// Nodes that a token reaches at most; `None` where all are open to it.
+    node_limit: Option<u32>,
+    seed: u64,
+    step: u64,
+    notes: Vec<String>,
     /// Rows of the fullest rank over the mean.
     imbalance: f64,
     buffers: Sizes,
@@ -310,9 +329,11 @@ struct Over {
 
 impl Over {
     /// Of the rank that has most to send or receive, in a pass of `total` seconds.
-    fn of(all: &[Traffic], flow: fn(&Traffic) -> Flow, row: u64, total: f64) -> Over {
-        let most = |f: &dyn Fn(Flow) -> f64| all.iter().map(|t| f(flow(t))).fold(0.0, f64::max) * row as f64;
-        let [logical_bytes, real_bytes] = [most(&|f| f.busier() + f.kept), most(&|f| f.busier())];
+    /// `row`: bytes of its values, and on the wire.
+    fn of(all: &[Traffic], flow: fn(&Traffic) -> Flow, row: [u64; 2], total: f64) -> Over {
+        let most = |f: &dyn Fn(Flow) -> f64| all.iter().map(|t| f(flow(t))).fold(0.0, f64::max);
+        let rows = [most(&|f| f.busier() + f.kept), most(&|f| f.busier())];
+        let [logical_bytes, real_bytes] = [0, 1].map(|i| rows[i] * row[i] as f64);
         let [logical_bytes_per_s, real_bytes_per_s] = [logical_bytes, real_bytes].map(|bytes| bytes / total);
         Over { logical_bytes, real_bytes, logical_bytes_per_s, real_bytes_per_s }
     }
@@ -333,12 +354,14 @@ struct Pass {
     sms: u32,
     rel_sd: f64,
     row_bytes: u64,
+    /// The same with the header that the library sends along.
+    wire_row_bytes: u64,
     network: Over,
     links: Over,
 }
 
 impl Pass {
-    fn new(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, estimate: &Estimate) -> Pass {
+    fn new(route: &Route, algo: ExchangeAlgo, phase: Phase, row: [u64; 2], estimate: &Estimate) -> Pass {
         let slowest = estimate.slowest();
         let all = exchange::traffic(route, algo, phase);
         let total_s = slowest.total().value();
@@ -354,7 +377,8 @@ impl Pass {
             limiter: slowest.limiter().name(),
             sms: estimate.sms,
             rel_sd: estimate.rel_sd,
-            row_bytes: row,
+            row_bytes: row[0],
+            wire_row_bytes: row[1],
             network: Over::of(&all, |t| t.network, row, total_s),
             links: Over::of(&all, |t| t.links, row, total_s),
         }
@@ -365,11 +389,15 @@ impl Found {
     fn render(&self) -> String {
         let Found { algorithm, cluster, stack, ranks, nodes, tokens, experts, topk, hidden, .. } = self;
         let nodes = if *nodes == 1 { "one node".to_string() } else { format!("{nodes} nodes") };
-        let mut text = format!(
-            "{algorithm} of {tokens} tokens a rank, {topk} of {experts} slots, hidden {hidden}, over {ranks} ranks on \
-             {nodes} of {cluster}, stack {stack}, {} SMs\nrows of the fullest rank: {:.2} times the mean\n\n",
-            self.dispatch.sms, self.imbalance
-        );
+        let mut text = notes(&self.notes);
+        text.push_str(&format!(
+            "{algorithm}{} of {tokens} tokens a rank, {topk} of {experts} experts, hidden {hidden}, over {ranks} ranks on \
+             {nodes} of {cluster}, stack {stack}, {} SMs\n{}\nrows of the fullest rank: {:.2} times the mean\n\n",
+            if self.hook { " with the hook" } else { "" },
+            self.dispatch.sms,
+            self.routed(),
+            self.imbalance
+        ));
         text.push_str(&self.bytes());
         text.push('\n');
         text.push_str(&self.times());
@@ -386,14 +414,23 @@ impl Found {
         text
     }
 
+    /// What decides where tokens go.
+    fn routed(&self) -> String {
+        let Found { routing, seed, step, replicas, slots, .. } = self;
+        let copies = if *replicas > 0 { format!(", {replicas} replicas: {slots} slots") } else { String::new() };
+        let limit = self.node_limit.map_or(String::new(), |limit| format!(", at most {limit} nodes a token"));
+        format!("routing {routing}, seed {seed}, step {step}{copies}{limit}")
+    }
+
     fn passes(&self) -> [(&'static str, &Pass); 3] {
         [("dispatch", &self.dispatch), ("cached dispatch", &self.cached_dispatch), ("combine", &self.combine)]
     }
 
     /// Bytes by pass and link, and the rates that they make.
     fn bytes(&self) -> String {
-        let mut table = Table::new("<<>>>>>");
-        table.row(["", "over", "row", "most logical", "most real", "logical GB/s", "real GB/s"].map(String::from));
+        let mut table = Table::new("<<>>>>>>");
+        let head = ["", "over", "row", "with header", "most logical", "most real", "logical GB/s", "real GB/s"];
+        table.row(head.map(String::from));
         // Tables of libraries time the rows, without the counts: that is a cached dispatch.
         for (name, pass) in self.passes() {
             for (over, flow) in [("network", &pass.network), ("links", &pass.links)] {
@@ -405,6 +442,7 @@ impl Found {
                     name.to_string(),
                     over.into(),
                     decimal(pass.row_bytes as f64, "B"),
+                    decimal(pass.wire_row_bytes as f64, "B"),
                     decimal(flow.logical_bytes, "B"),
                     decimal(flow.real_bytes, "B"),
                     rate(flow.logical_bytes_per_s),

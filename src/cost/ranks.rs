@@ -210,8 +210,8 @@ impl Ranks {
         for &pred in track.preds.of(node) {
             raise(at, &self.ends[of(pred)..][..classes]);
         }
-        if track.first_on_lane[node] {
-            raise(at, &stamps.lanes[of(u32::from(track.lane[node]))..][..classes]);
+        for &lane in track.after_lanes.of(node) {
+            raise(at, &stamps.lanes[of(lane)..][..classes]);
         }
         for &atom in track.after_write.of(node) {
             raise(at, &stamps.written[of(now[atom as usize])..][..classes]);
@@ -241,8 +241,8 @@ impl Ranks {
         for &pred in track.preds.of(node) {
             at = at.max(self.ends[pred as usize]);
         }
-        if track.first_on_lane[node] {
-            at = at.max(lanes[track.lane[node] as usize]);
+        for &lane in track.after_lanes.of(node) {
+            at = at.max(lanes[lane as usize]);
         }
         for &atom in track.after_write.of(node) {
             at = at.max(written[now[atom as usize] as usize]);
@@ -312,8 +312,8 @@ impl Ranks {
         for &pred in track.preds.of(node) {
             raise(at, &self.ends[of(pred)]);
         }
-        if track.first_on_lane[node] {
-            raise(at, &self.stamps.lanes[of(u32::from(track.lane[node]))]);
+        for &lane in track.after_lanes.of(node) {
+            raise(at, &self.stamps.lanes[of(lane)]);
         }
         for &atom in track.after_write.of(node) {
             raise(at, &self.stamps.written[of(now[atom as usize])]);

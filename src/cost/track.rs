@@ -13,7 +13,8 @@ pub struct Track {
     pub is_wait: Vec<bool>,
     pub any_wait: bool,
     pub preds: Csr,
-    pub first_on_lane: Vec<bool>,
+    /// Lanes whose last op from before the line an op waits for.
+    pub after_lanes: Csr,
     /// Atoms whose last write the op waits for, by op; and atoms whose last reads it waits for.
     pub after_write: Csr,
     pub after_reads: Csr,
@@ -38,7 +39,7 @@ impl Track {
             is_wait: (0..line.nodes.len()).map(|n| line.is_wait(n)).collect(),
             any_wait: (0..line.nodes.len()).any(|n| line.is_wait(n)),
             preds: line.all_preds().clone(),
-            first_on_lane: outer.first_on_lane.clone(),
+            after_lanes: outer.lanes.clone(),
             after_write,
             after_reads: outer.writes.clone(),
             last_on_lane: outer.last_on_lane.clone(),

@@ -3,7 +3,8 @@
 //! * **Splicing.** A call's ops join the caller's lanes; formals become real slots. A spliced op is named
 //!   by its path, `call[iteration]/../op`, and timelines are joined on `(rank, path)`.
 //! * **Edges.** An op waits for the last op of its lane, for the last writer of what it reads, and for the
-//!   last writer and all readers since of what it writes. Edges come from the *actual* buffers after
+//!   last writer and all readers since of what it writes. An exchange that kernels leave no SM for takes its
+//!   turn on their lane, too ([`Turn`]). Edges come from the *actual* buffers after
 //!   splicing, since aliasing shows only there. Ops of one lane end in their order, so that of those an op
 //!   waits for only the last of each lane is kept: the others are implied.
 //! * **Rows.** Every tensor's rows are cut at every boundary that any op names. An uncut piece of a slot is
@@ -17,6 +18,7 @@ mod tracker;
 use super::kernel::Kernel;
 use super::op::*;
 use super::program::Plan;
+use super::route::Turn;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 pub use tracker::Touches;
@@ -27,6 +29,9 @@ pub const MOST_OPS: usize = 30_000_000;
 
 /// The bindings of a body's formals: for each the tensor, and the slot that slot 0 of the formal means.
 pub type Env = Vec<(TensorId, u32)>;
+
+/// The lane of kernels.
+const KERNELS: usize = 0;
 
 /// A run of atoms, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -259,8 +264,9 @@ pub struct Line<'p> {
 /// Dependencies on what happened before the line, and what the line leaves behind.
 #[derive(Debug, Clone, Default)]
 pub struct Outer {
-    /// Whether each op is the first of its lane.
-    pub first_on_lane: Vec<bool>,
+    /// Lanes whose last op from before the line each op waits for: its own, of which it is the first, and that of kernels
+    /// where it takes a turn among them.
+    pub lanes: Csr,
     /// Atoms that each op reads before anything in the line has written them.
     pub reads: Csr,
     /// Atoms that each op writes before anything in the line has written them: it waits for their outer writers and
@@ -437,17 +443,16 @@ impl<'p> Line<'p> {
         let mut tracker = Tracker::new(&lane_of, self.lanes, touches);
         let mut waits = Waits::default();
         let (nodes, places) = (self.nodes.len(), self.places.len());
-        self.outer.first_on_lane.reserve(nodes);
-        [&mut self.preds, &mut self.outer.reads, &mut self.outer.writes]
+        [&mut self.preds, &mut self.outer.lanes, &mut self.outer.reads, &mut self.outer.writes]
             .into_iter()
             .for_each(|lists| lists.reserve(nodes, places));
         for (i, &lane) in lane_of.iter().enumerate() {
             waits.clear();
             let lane = lane as usize;
-            let last = tracker.lane[lane];
-            self.outer.first_on_lane.push(last == NONE);
-            if last != NONE {
-                waits.preds.push(last);
+            tracker.before_turn(lane, &mut waits);
+            let turn = self.turn(i);
+            if turn.is_some() {
+                tracker.before_turn(KERNELS, &mut waits);
             }
             self.add_after(i, &tracker, &mut waits.preds);
             let waited = std::mem::replace(&mut tracker.waited[lane], NONE);
@@ -469,9 +474,13 @@ impl<'p> Line<'p> {
             }
             waits.preds.sort_unstable();
             self.preds.push(&waits.preds);
+            self.outer.lanes.push(&waits.outer_lanes);
             self.outer.reads.push(&waits.outer_reads);
             self.outer.writes.push(&waits.outer_writes);
             tracker.lane[lane] = i as u32;
+            if turn == Some(Turn::Alone) {
+                tracker.lane[KERNELS] = i as u32;
+            }
             if self.is_wait(i) {
                 tracker.waited.fill(i as u32);
             }
@@ -482,6 +491,14 @@ impl<'p> Line<'p> {
     /// Whether an op makes the CPU wait, so that nothing behind it begins before it is over.
     pub fn is_wait(&self, node: usize) -> bool {
         matches!(&self.nodes[node].op.kind, OpKind::Compute { kernel: Kernel::Wait { stream: false, .. }, .. })
+    }
+
+    /// How an exchange is ordered among kernels; `None` where its rows alone say.
+    fn turn(&self, node: usize) -> Option<Turn> {
+        match &self.nodes[node].op.kind {
+            OpKind::Exchange { algo, .. } => algo.turn(),
+            _ => None,
+        }
     }
 
     /// Adds the edges that `after` names, each to the op with that id in the same body and iteration.

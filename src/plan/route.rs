@@ -398,7 +398,28 @@ pub enum ExchangeAlgo {
     Hierarchical,
 }
 
+/// How an exchange is ordered among the kernels that are issued before and behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It sets off when those before it are over.
+    Behind,
+    /// And those behind it begin when it is over: it leaves them next to no SM.
+    Alone,
+}
+
 impl ExchangeAlgo {
+    /// Its turn among kernels; `None` where it waits for its rows alone. DeepEP's low latency is launched on the stream of
+    /// kernels with the hook, and without it on one that waits for all of theirs (csrc/deep_ep.cpp,
+    /// `low_latency_dispatch`); its own has a block on nearly every SM, all of which have to be there at once (a cooperative
+    /// launch, csrc/kernels/launch.cuh).
+    pub fn turn(self) -> Option<Turn> {
+        match self {
+            ExchangeAlgo::DeepepLowLatency { hook: true, .. } => Some(Turn::Behind),
+            ExchangeAlgo::DeepepLowLatency { hook: false, .. } => Some(Turn::Alone),
+            _ => None,
+        }
+    }
+
     /// Whether a token that chose several slots of a rank goes there once.
     pub fn deduplicates(self) -> bool {
         !matches!(self, ExchangeAlgo::Nccl | ExchangeAlgo::DeepepLowLatency { .. } | ExchangeAlgo::Hierarchical)

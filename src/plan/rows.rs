@@ -38,6 +38,9 @@ pub enum Landing {
     Everyone,
     /// A row for each token and slot; source after source, slot after slot, tokens ascending.
     Pairs,
+    /// The rows of experts in a buffer with room for all tokens of every source in every slot, `[slots, sources x most tokens]`
+    /// (DeepEP's `packed_recv_x`).
+    Padded,
 }
 
 /// An order of rows on one rank.
@@ -79,7 +82,7 @@ impl RowId {
 impl Layout {
     /// Whether a row stands for one choice alone.
     pub fn by_choice(self) -> bool {
-        matches!(self, Layout::Copies | Layout::Landed(Landing::Pairs) | Layout::Experts)
+        matches!(self, Layout::Copies | Layout::Landed(Landing::Pairs | Landing::Padded) | Layout::Experts)
     }
 
     /// Rows on the rank at `place` of the group: an expected value where the route is balanced.
@@ -89,12 +92,15 @@ impl Layout {
             Layout::Copies => (0..route.ranks).map(|dst| route.copies_to_rank(place, dst)).sum(),
             Layout::Landed(Landing::Unique) => route.received_unique(place),
             Layout::Landed(Landing::Everyone) => (0..route.ranks).map(|src| route.tokens(src) as f64).sum(),
-            Layout::Landed(Landing::Pairs) | Layout::Experts => route.expanded_rows(place),
+            Layout::Landed(Landing::Pairs | Landing::Padded) | Layout::Experts => route.expanded_rows(place),
         }
     }
 
-    /// Rows that a buffer needs on every rank: those of the fullest rank.
+    /// Rows that a buffer needs on every rank: those of the fullest rank, or all that there is room for.
     pub fn capacity(self, route: &Route) -> u64 {
+        if self == Layout::Landed(Landing::Padded) {
+            return (u64::from(route.local_experts()) * u64::from(route.ranks) * route.most_tokens()).max(1);
+        }
         let most = (0..route.ranks).map(|place| self.count(route, place)).fold(0.0, f64::max);
         // Sums of expected values come out a hair above whole numbers.
         ((most - 1e-6).ceil() as u64).max(1)
@@ -116,7 +122,7 @@ impl Layout {
                 let of = |src| route.rank_slots(place).flat_map(move |slot| of_slot(route, src, slot));
                 sources.flat_map(of).collect()
             }
-            Layout::Experts => {
+            Layout::Landed(Landing::Padded) | Layout::Experts => {
                 let of = |slot| (0..route.ranks).flat_map(move |src| of_slot(route, src, slot));
                 route.rank_slots(place).flat_map(of).collect()
             }
@@ -156,8 +162,7 @@ impl ExchangeAlgo {
         match self {
             ExchangeAlgo::Nccl | ExchangeAlgo::Hierarchical => Layout::Landed(Landing::Pairs),
             ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast => Layout::Landed(Landing::Everyone),
-            // Every slot of every rank has places of its own.
-            ExchangeAlgo::DeepepLowLatency { .. } => Layout::Experts,
+            ExchangeAlgo::DeepepLowLatency { .. } => Layout::Landed(Landing::Padded),
             _ => Layout::Landed(Landing::Unique),
         }
     }
@@ -200,10 +205,14 @@ mod tests {
     fn counts_are_those_of_the_lists() {
         let r = route();
         let landed = [Landing::Unique, Landing::Everyone, Landing::Pairs].map(Layout::Landed);
-        for layout in landed.into_iter().chain([Layout::Tokens, Layout::Copies, Layout::Experts]) {
+        let padded = Layout::Landed(Landing::Padded);
+        for layout in landed.into_iter().chain([padded, Layout::Tokens, Layout::Copies, Layout::Experts]) {
             let counts = [0, 1].map(|place| layout.count(&r, place));
             assert_eq!(counts, [0, 1].map(|place| layout.list(&r, place).len() as f64), "{layout:?}");
-            assert_eq!(layout.capacity(&r) as f64, counts[0].max(counts[1]));
+            // Two slots, two sources of up to three tokens.
+            let room = if layout == padded { 12.0 } else { counts[0].max(counts[1]) };
+            assert_eq!(layout.capacity(&r) as f64, room, "{layout:?}");
         }
+        assert_eq!(padded.list(&r, 0), Layout::Experts.list(&r, 0));
     }
 }

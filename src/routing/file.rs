@@ -76,8 +76,11 @@ fn add(trace: &mut Trace, token: Token) -> Line<()> {
     if k == 0 || k != trace.topk as usize {
         return Err(format!("{k} experts where the first token has {}; write -1 for one dropped", trace.topk));
     }
-    if !(token.weights.is_empty() || token.weights.len() == k) || token.weights.iter().any(|w| !w.is_finite()) {
-        return Err(format!("{} weights, or one that is not finite, for {k} experts", token.weights.len()));
+    if !(token.weights.is_empty() || token.weights.len() == k) {
+        return Err(format!("{} weights for {k} experts; write one for each, or none", token.weights.len()));
+    }
+    if let Some(weight) = token.weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+        return Err(format!("weight {weight} is no number of 0 or more; write what the router multiplies by"));
     }
     if token.source >= MOST_SOURCES || (token.source as usize) + 1 < trace.tokens.len() {
         return Err(format!("source {} after source {}; sources ascend", token.source, trace.tokens.len() - 1));

@@ -204,6 +204,33 @@ fn a_log_is_read_and_a_bad_line_is_named() {
     assert!(why("0,1 x").contains("\"x\" is no integer"));
     assert!(why("").contains("no token"));
     assert!(why("-3,1").contains("negative"));
+    assert!(why("0,1 2,0.5").contains("1 weights for 2 experts"));
+    assert!(why("0,1 2,-0.5 1.5").contains("line 1: weight -0.5 is no number of 0 or more"));
+    assert!(why("0,1 2,0.5 nan").contains("weight NaN is no number"));
+}
+
+#[test]
+fn a_routing_is_written_as_it_is_read() {
+    for words in [
+        "balanced",
+        "spread",
+        "round-robin",
+        "uniform",
+        "khot:32:0.9",
+        "zipf:1",
+        "dirichlet:0.5",
+        "lognormal:1.5",
+        "ratio:2",
+        "hot-rank:0.5",
+        "spread-hot:0.25",
+        "ragged",
+        "zero-rank",
+        "rotating:0.5",
+        "burst:0.9",
+        "traces/routing/log.csv",
+    ] {
+        assert_eq!(words.parse::<Routing>().unwrap().to_string(), words);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::gate::{GroupLimit, GroupScore};
 use super::{Placement, Trace, file, generate};
 use crate::error::{Cause, Error, Result};
 use crate::plan::route::{Counts, Route};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -71,6 +72,30 @@ impl Routing {
             Routing::Spread => Some(Counts::Spread { tokens }),
             Routing::RoundRobin => Some(Counts::RoundRobin { tokens }),
             _ => None,
+        }
+    }
+}
+
+/// The words that [`FromStr`] reads.
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Routing::Balanced => write!(f, "balanced"),
+            Routing::Spread => write!(f, "spread"),
+            Routing::RoundRobin => write!(f, "round-robin"),
+            Routing::Uniform => write!(f, "uniform"),
+            Routing::Khot { hot, share } => write!(f, "khot:{hot}:{share}"),
+            Routing::Zipf(s) => write!(f, "zipf:{s}"),
+            Routing::Dirichlet(a) => write!(f, "dirichlet:{a}"),
+            Routing::Lognormal(ratio) => write!(f, "lognormal:{ratio}"),
+            Routing::Ratio(ratio) => write!(f, "ratio:{ratio}"),
+            Routing::HotRank(share) => write!(f, "hot-rank:{share}"),
+            Routing::SpreadHot(share) => write!(f, "spread-hot:{share}"),
+            Routing::Ragged => write!(f, "ragged"),
+            Routing::ZeroRank => write!(f, "zero-rank"),
+            Routing::Rotating(share) => write!(f, "rotating:{share}"),
+            Routing::Burst(share) => write!(f, "burst:{share}"),
+            Routing::File(path) => write!(f, "{}", path.display()),
         }
     }
 }
@@ -180,13 +205,10 @@ impl Request {
 
     /// What was chosen, or is to a number, leaves a limit on nodes nothing to choose.
     fn check_node_limit(&self) -> Result<()> {
-        let chosen = match &self.routing {
-            Routing::File(path) => path.display().to_string(),
-            Routing::Spread => "spread".into(),
-            Routing::RoundRobin => "round-robin".into(),
-            Routing::Ratio(ratio) => format!("ratio:{ratio}"),
-            _ => return Ok(()),
-        };
+        let chosen = &self.routing;
+        if !matches!(chosen, Routing::File(_) | Routing::Spread | Routing::RoundRobin | Routing::Ratio(_)) {
+            return Ok(());
+        }
         match self.node_limit.filter(|limit| *limit < self.nodes()) {
             None => Ok(()),
             Some(limit) => {

@@ -98,7 +98,7 @@ impl Question {
             ("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms: None }),
         ];
         let cluster = Cluster::new(&self.cluster, &self.gpu, route.ranks);
-        ways.retain(|(_, algo)| cluster.as_ref().is_ok_and(|at| runs_on(*algo, at, route.nodes()).is_ok()));
+        ways.retain(|(_, algo)| cluster.as_ref().is_ok_and(|at| runs_on(*algo, at, route).is_ok()));
         ways
     }
 

@@ -79,7 +79,8 @@ fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {
     assert!(of_library.is_some_and(|line| line.ends_with(" 8.1 GiB")), "{text}");
     let (code, _, err) = said(dir.path(), &format!("{line} 32K"));
     assert!(code == 2 && err.contains("plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved)"), "{err}");
-    let many = "infeasible: dispatch: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2";
+    let many = "infeasible: dispatch: DeepEP V1 has kernels for 2, 4 or 8 ranks of a node or 2, 3, 4, 6, 8, 12, 16, 18, 20 nodes \
+                of 8, not for 256 on 32 nodes of 8; use deepep-v2, hybrid-ep or nccl";
     let wide = "--model deepseek-v3 --cluster dgx-h200 --gpus 2048 --ep 256 --pp 2 --seq-len 4096 --global-batch 4096 \
                 --dispatch deepep-v1-normal --recompute full --options uneven";
     for line in ["dispatch --ep 256", &format!("estimate {wide}")] {
@@ -106,6 +107,48 @@ fn rates_of_an_exchange_are_those_of_their_pass() {
             assert!(words(row).ends_with(&[&shown[0], &shown[1]]), "{row}: {shown:?}");
         }
     }
+}
+
+/// Two exchanges that were asked of differently are told apart by what they say; bytes that cross have headers.
+#[test]
+fn an_exchange_says_what_it_was_asked() {
+    let dir = folder();
+    let line = "dispatch --ep 32 --tokens 512 --dispatch deepep-v1-ll --hook --routing zipf:1.2 --replicas 32 --node-limit 2 \
+                --seed 7 --step 3";
+    let (found, text) = (json(dir.path(), &format!("{line} --json")), succeeds(dir.path(), line));
+    let numbers =
+        ["experts", "slots", "replicas", "node_limit", "seed", "step"].map(|name| found[name].as_u64().unwrap());
+    assert_eq!(numbers, [256, 288, 32, 2, 7, 3]);
+    assert_eq!((found["hook"].as_bool(), found["routing"].as_str()), (Some(true), Some("zipf:1.2")));
+    let routed = "\nrouting zipf:1.2, seed 7, step 3, 32 replicas: 288 slots, at most 2 nodes a token\n";
+    assert!(text.contains("deepep-v1-ll with the hook of 512 tokens a rank, 8 of 256 experts"), "{text}");
+    assert!(text.contains(routed), "{text}");
+    let note = found["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("dispatch: 512 tokens a rank, where DeepEP's README recommends fewer than 256"), "{note}");
+    assert!(note.contains("NVSHMEM_QP_DEPTH is 1026 or more") && text.contains(note), "{note}");
+    let pass = &found["dispatch"];
+    let rows = ["logical_bytes", "real_bytes"].map(|bytes| pass["network"][bytes].as_f64().unwrap());
+    assert_eq!((pass["row_bytes"].as_u64(), pass["wire_row_bytes"].as_u64()), (Some(7392), Some(7408)));
+    assert!((rows[0] / 7392.0 / (rows[1] / 7408.0) - 1.0).abs() < 1e-12, "{rows:?}");
+    let normal = json(dir.path(), "dispatch --json");
+    assert_eq!((normal["dispatch"]["wire_row_bytes"].as_u64(), normal["slots"].as_u64()), (Some(7472), Some(256)));
+    assert!(normal["notes"].as_array().unwrap().is_empty() && normal["node_limit"].is_null());
+}
+
+/// What DeepEP is not made for, and what carries nothing, is noted of a step, too.
+#[test]
+fn what_a_dispatch_is_not_made_for_is_noted() {
+    let dir = folder();
+    let notes = |line: &str| {
+        let line = format!("estimate --model qwen3-30b-a3b --gpus 64 --zero 3 --recompute full {line} --json");
+        json(dir.path(), &line)["notes"].to_string()
+    };
+    let many = notes("--ep 32 --dispatch deepep-v1-ll --seq-len 1K");
+    assert!(many.contains("dispatch: 1024 tokens a rank, where DeepEP's README recommends fewer than 256"), "{many}");
+    assert!(!notes("--ep 32 --dispatch deepep-v1-ll --seq-len 128").contains("README recommends"));
+    let idle = notes("--ep 1 --dispatch deepep-v1-normal --routing zipf:1 --seq-len 1K");
+    assert!(idle.contains("dispatch: deepep-v1-normal has nothing to carry with ep 1"), "{idle}");
+    assert!(idle.contains("With ep 1 no row travels: it changes nothing but how many rows each expert has"), "{idle}");
 }
 
 /// A way that drops rows is not credited with them, and says so wherever it is compared.
@@ -169,6 +212,12 @@ fn an_exchange_that_makes_no_sense_is_refused() {
         ("--node-limit 2 --routing round-robin", "know nothing of; leave it out"),
         ("--node-limit 2 --routing ratio:1.5", "--routing ratio:1.5 know nothing of"),
         ("--ep 16 --experts 16 --node-limit 1 --routing two.csv", "--routing two.csv know nothing of"),
+        ("--ep 64 --cluster gb200-nvl72", "not for 64 on one; use deepep-v2, hybrid-ep or nccl"),
+        ("--ep 16 --cluster alps-gh200", "not for 16 on 4 nodes of 4"),
+        ("--ep 5 --experts 255", "has kernels for 2, 4 or 8 ranks of a node or 2, 3, 4,"),
+        ("--topk 33", "at most 32 choices of a token, not 33; use nccl"),
+        ("--hidden 7100", "hidden 7100 is no multiple of 16"),
+        ("--ep 8 --dispatch deepep-v1-ll --tokens 128 --hook", "leave the hook out"),
     ] {
         let (code, _, err) = said(dir.path(), &format!("dispatch {flags}"));
         assert!(code == 2 && err.contains(why), "{flags}: {code}, {err}");

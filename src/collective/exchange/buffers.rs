@@ -27,7 +27,7 @@ pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -
         ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast | ExchangeAlgo::Hierarchical => {
             Ok(Buffers::default())
         }
-        ExchangeAlgo::DeepepNormal { sms } => normal(route, hidden, sms),
+        ExchangeAlgo::DeepepNormal { sms } => normal(route, hidden, row_bytes, sms),
         ExchangeAlgo::DeepepLowLatency { slots, .. } => low_latency(route, hidden, slots),
         ExchangeAlgo::DeepepV2Hybrid { .. } => v2(route, hidden, row_bytes, true),
         ExchangeAlgo::DeepepV2Direct { .. } => v2(route, hidden, row_bytes, false),
@@ -35,15 +35,10 @@ pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -
     }
 }
 
-/// Chunks and queues of the normal kernels: (most ranks, NVLink send and receive, RDMA send and receive), in tokens
-/// (deep_ep/buffers/legacy.py, `get_dispatch_config`; those of combine are no larger).
-const CONFIGS: &[(u32, [u64; 4])] = &[
-    (8, [6, 256, 6, 128]),
-    (16, [36, 288, 20, 128]),
-    (64, [32, 288, 8, 128]),
-    (128, [20, 560, 12, 128]),
-    (160, [28, 720, 12, 128]),
-];
+/// Tokens of a queue of NVLink by the most ranks that have it, and of one of RDMA (deep_ep/buffers/legacy.py,
+/// `get_dispatch_config`; those of combine are no larger).
+const LINKS_QUEUES: [(u32, u64); 5] = [(8, 256), (64, 288), (96, 480), (128, 560), (160, 720)];
+const NETWORK_QUEUE: u64 = 128;
 /// Choices, and scales in fp32, that a row of a queue has room for at most.
 const MOST_CHOICES: u64 = 128;
 const MOST_SCALES: u64 = 128;
@@ -59,16 +54,24 @@ fn hybrid_ep(route: &Route, hidden: u64) -> Buffers {
 }
 
 /// DeepEP's normal kernels: csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
-fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
+fn normal(route: &Route, hidden: u64, row_bytes: u64, sms: u16) -> Result<Buffers> {
+    let refuse = |why: String| Err(Cause::Dispatch.infeasible(format!("DeepEP V1 {why}")));
     if sms == 0 || sms % 2 == 1 {
-        return Err(Cause::Dispatch
-            .infeasible(format!("DeepEP V1 pairs SMs that send and receive; {sms} is odd or none, use 20")));
+        return refuse(format!("pairs SMs that send and receive; {sms} is odd or none, use 20"));
     }
-    let Some((_, config)) = CONFIGS.iter().find(|(most, _)| route.ranks <= *most) else {
-        let why = format!("DeepEP V1 has queues for up to 160 ranks, not {}; use deepep-v2", route.ranks);
-        return Err(Cause::Dispatch.infeasible(why));
+    let Some((_, links_queue)) = LINKS_QUEUES.iter().find(|(most, _)| route.ranks <= *most) else {
+        return refuse(format!("has queues for up to 160 ranks, not {}; use deepep-v2", route.ranks));
     };
-    let [_, links_queue, _, network_queue] = *config;
+    // Of a warp each thread has a choice (csrc/kernels/intranode.cu).
+    if route.topk > 32 {
+        return refuse(format!("takes at most 32 choices of a token, not {}; use nccl", route.topk));
+    }
+    // Rows are copied by 16 bytes: those of a dispatch without their scales, and those of a combine, in bf16.
+    let element = if row_bytes < 2 * hidden { 1 } else { 2 };
+    if !(element * hidden).is_multiple_of(16) {
+        let fits = 16 / element;
+        return refuse(format!("copies rows by 16 bytes; hidden {hidden} is no multiple of {fits}: use one, or nccl"));
+    }
     let (channels, node, nodes) = (u64::from(sms) / 2, u64::from(route.node), u64::from(route.nodes()));
     let bytes = 2 * hidden;
     let choices = MOST_CHOICES * 8 + MOST_CHOICES * 4 + MOST_SCALES * 4;
@@ -77,24 +80,27 @@ fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
         1 => 0,
         _ => {
             let queue = bytes + SOURCE_META + choices + 16;
-            channels * nodes * ((2 * node + 2) * 2 * 4 + 2 * network_queue * queue)
+            channels * nodes * ((2 * node + 2) * 2 * 4 + 2 * NETWORK_QUEUE * queue)
         }
     };
     let all = Buffers { links: links.next_multiple_of(128), network: network.next_multiple_of(128) };
     if all.links.max(all.network) > i32::MAX as u64 {
-        let why =
-            format!("DeepEP V1 counts buffers in 31 bits; {} B is more, use fewer SMs", all.links.max(all.network));
-        return Err(Cause::Dispatch.infeasible(why));
+        let most = all.links.max(all.network);
+        return refuse(format!("counts buffers in 31 bits; {most} B is more, use fewer SMs"));
     }
     Ok(all)
 }
+
+/// Widths that its kernels are compiled for (csrc/kernels/launch.cuh, `SWITCH_HIDDEN`).
+const LOW_LATENCY_HIDDEN: [u64; 8] = [2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192];
 
 /// DeepEP's low latency: csrc/config.hpp, `LowLatencyLayout`: two of everything, room for all tokens of all sources in
 /// every slot.
 fn low_latency(route: &Route, hidden: u64, slots: u32) -> Result<Buffers> {
     let refuse = |why: String| Err(Cause::Dispatch.infeasible(format!("DeepEP low latency: {why}")));
-    if !hidden.is_multiple_of(256) || hidden > 8192 {
-        return refuse(format!("hidden {hidden} is no multiple of 256 up to 8192; use deepep-v1-normal"));
+    if !LOW_LATENCY_HIDDEN.contains(&hidden) {
+        let known = LOW_LATENCY_HIDDEN.map(|n| n.to_string()).join(", ");
+        return refuse(format!("its kernels are for hidden {known}, not {hidden}; use deepep-v1-normal"));
     }
     if route.topk > 11 {
         return refuse(format!("{} choices a token, at most 11; use deepep-v1-normal", route.topk));

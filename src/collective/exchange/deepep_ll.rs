@@ -1,6 +1,6 @@
 //! DeepEP V1, low latency: one message for each token and slot, straight into the place that the slot's rank keeps
 //! for its source. No counts beforehand, no deduplication; nearly all SMs while it sends and while it receives, and
-//! with the hook none between the two (csrc/kernels/internode_ll.cu).
+//! with the hook none between the two, while the NICs have the rows (csrc/kernels/internode_ll.cu).
 
 use super::streamed::{Library, streamed};
 use super::{Estimate, Hop, Setting, Traffic, nccl_all_to_all};
@@ -23,7 +23,8 @@ pub fn sms(experts: u32, sms: u32) -> u32 {
 
 pub(super) fn time(at: &Setting, all: &[Traffic], hook: bool) -> Estimate {
     let sms = sms(at.route.experts, at.cluster.gpu.sms.value);
-    let held = if hook { 0 } else { sms };
+    // To whoever shares links SMs copy the rows, hook or not.
+    let held = if hook && at.route.nodes() > 1 { 0 } else { sms };
     let library = Library { spec: at.library("deepep-v1-ll"), sms, held };
     streamed(at, all, &library, wire_row(at.row_bytes, at.phase))
 }

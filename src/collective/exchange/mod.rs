@@ -4,8 +4,8 @@
 //! same rows; an exchange is a stream of chunks, so that its time is a maximum over what the rows cross, by rank, or a sum
 //! where one call waits for another ([`hierarchical`]).
 //!
-//! Bytes are counted three ways that published tables mix up. *Logical*: all rows, those that stay on their own rank
-//! or node as well. *Real*: those that cross. *Wire*: real ones with the headers that a library sends along.
+//! Bytes are counted two ways that published tables mix up. *Logical*: all rows, those that stay on their own rank
+//! or node as well. *Real*: those that cross, with the headers that a library sends along.
 
 pub mod allgather;
 mod aside;
@@ -21,7 +21,7 @@ pub mod nccl_all_to_all;
 mod streamed;
 mod traffic;
 
-pub use aside::{Aside, aside, aside_of_plan, runs_on};
+pub use aside::{Aside, aside, aside_of_plan, runs_on, unmeant};
 pub use buffers::{Buffers, buffers};
 pub use message::message_row;
 pub use streamed::library;

@@ -247,11 +247,16 @@ fn buffers_are_those_the_libraries_allocate() {
 fn what_the_libraries_assert_is_infeasible_with_a_remedy() {
     let why = |route: &Route, algo, hidden| buffers(route, algo, hidden, 2 * hidden).unwrap_err().to_string();
     let ll = ExchangeAlgo::DeepepLowLatency { hook: true, slots: 128 };
-    assert!(why(&balanced(8, 256, 8, 128), ll, 7100).contains("multiple of 256"));
+    assert!(why(&balanced(8, 256, 8, 128), ll, 7424).contains("6144, 7168, 8192, not 7424; use"));
     assert!(why(&balanced(8, 256, 12, 128), ll, 7168).contains("at most 11"));
     assert!(why(&balanced(8, 256, 8, 129), ll, 7168).contains("make room for 129"));
     assert!(why(&balanced(8, 256, 8, 128), ExchangeAlgo::DeepepNormal { sms: 21 }, 7168).contains("use 20"));
-    assert!(why(&balanced(320, 640, 8, 128), ExchangeAlgo::DeepepNormal { sms: 20 }, 7168).contains("deepep-v2"));
+    let normal = ExchangeAlgo::DeepepNormal { sms: 20 };
+    assert!(why(&balanced(320, 640, 8, 128), normal, 7168).contains("deepep-v2"));
+    assert!(why(&balanced(8, 256, 33, 128), normal, 7168).contains("at most 32 choices of a token, not 33"));
+    assert!(why(&balanced(8, 256, 8, 128), normal, 7100).contains("hidden 7100 is no multiple of 8"));
+    let fp8 = |hidden| buffers(&balanced(8, 256, 8, 128), normal, hidden, Wire::Fp8.row_bytes(hidden));
+    assert!(fp8(7176).unwrap_err().to_string().contains("no multiple of 16") && fp8(7184).is_ok());
 }
 
 #[test]

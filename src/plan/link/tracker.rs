@@ -34,6 +34,7 @@ impl Touches {
 /// The ops that touched each atom and lane last, while a line is walked in program order.
 pub(super) struct Tracker<'a> {
     lane_of: &'a [u16],
+    /// The last op that had its turn on each lane.
     pub(super) lane: Vec<u32>,
     /// The op that the CPU waited for last, by lane, since the last op there.
     pub(super) waited: Vec<u32>,
@@ -51,6 +52,7 @@ struct Reader {
 pub(super) struct Waits {
     /// Ops that an op waits for, at most one of each lane.
     pub(super) preds: Vec<u32>,
+    pub(super) outer_lanes: Vec<u32>,
     pub(super) outer_reads: Vec<u32>,
     pub(super) outer_writes: Vec<u32>,
 }
@@ -58,6 +60,7 @@ pub(super) struct Waits {
 impl Waits {
     pub(super) fn clear(&mut self) {
         self.preds.clear();
+        self.outer_lanes.clear();
         self.outer_reads.clear();
         self.outer_writes.clear();
     }
@@ -74,6 +77,14 @@ impl<'a> Tracker<'a> {
         match preds.iter_mut().find(|pred| self.lane_of[**pred as usize] == lane) {
             Some(pred) => *pred = (*pred).max(node),
             None => preds.push(node),
+        }
+    }
+
+    /// Waits for the last op that had its turn on a lane.
+    pub(super) fn before_turn(&self, lane: usize, waits: &mut Waits) {
+        match self.lane[lane] {
+            NONE => waits.outer_lanes.push(lane as u32),
+            last => self.latest(&mut waits.preds, last),
         }
     }
 

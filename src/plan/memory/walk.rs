@@ -335,12 +335,12 @@ impl<'p> Walk<'p> {
         let lane = line.nodes[node].lane;
         self.before.clock.resize(self.before.clock.len() + lanes, 0);
         line.preds(node).iter().for_each(|pred| self.before.add(first + pred));
-        let on_lane = line.outer.first_on_lane[node].then(|| self.on_lane[lane as usize]);
+        let on_lanes = line.outer.lanes.of(node).iter().map(|&lane| self.on_lane[lane as usize]);
         let writers = line.outer_reads(node).iter().chain(line.outer_writes(node));
         let writers = writers.map(|&atom| self.writer[now[atom as usize] as usize]);
         let readers = |&atom: &u32| &self.readers[now[atom as usize] as usize * lanes..][..lanes];
         let readers = line.outer_writes(node).iter().flat_map(readers).copied();
-        for op in on_lane.into_iter().chain(writers).chain(readers).filter(|op| *op != NEVER) {
+        for op in on_lanes.chain(writers).chain(readers).filter(|op| *op != NEVER) {
             self.before.add(op);
         }
         self.before.lane_of.push(lane);

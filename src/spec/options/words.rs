@@ -357,7 +357,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "deepep-hook",
-        about: "experts: DeepEP's low-latency kernels leave the SMs to others while rows travel (return_recv_hook)",
+        about: "experts: DeepEP's low-latency kernels leave the SMs to others while rows travel between nodes (return_recv_hook)",
         set: |o| o.deepep_hook = true,
         is_set: |o| o.deepep_hook,
     },

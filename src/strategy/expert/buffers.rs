@@ -72,7 +72,7 @@ pub struct Scratch {
     /// Rows before a dispatch; `None` where tokens leave as they are.
     pub(super) leaving: Option<Station>,
     pub(super) codes: Option<[Buf; 2]>,
-    /// Rows behind a dispatch, and before a combine; `None` without other ranks, or where rows land at their experts.
+    /// Rows behind a dispatch, and before a combine; `None` without other ranks.
     pub(super) landed: Option<Station>,
     pub(super) landed_codes: Option<[Buf; 2]>,
     /// The rows of experts, and those behind the first product and behind the activation, where they are made again.
@@ -137,8 +137,7 @@ impl Experts {
             };
         let copied = away && self.algo.source() == Layout::Copies;
         let leaving = copied.then(|| station(&mut some, "leaving", self.copies, Layout::Copies));
-        let landed =
-            (away && !self.lands_at_experts()).then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
+        let landed = away.then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
         let (acc, widths) = (self.grads, [self.gate_up, self.down].map(|rows| self.of_slot(rows)));
         let sums = self.sums.map(|Sums { slots, copies, .. }| {
             [("up", widths[0]), ("down", widths[1])].map(|(name, width)| SumRows {

@@ -238,10 +238,6 @@ impl Experts {
         if self.algo.source() == Layout::Tokens { self.tokens } else { self.copies }
     }
 
-    fn lands_at_experts(&self) -> bool {
-        self.algo.landed() == Layout::Experts
-    }
-
     /// Columns before the activation: gate and up, or one of them.
     fn wide(&self) -> u64 {
         if self.mlp == Mlp::SwiGlu { 2 * self.ffn } else { self.ffn }

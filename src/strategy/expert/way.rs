@@ -30,14 +30,14 @@ impl Experts {
         let backward = phase == Phase::CachedDispatch;
         let [name, label] = if backward { ["bwd_", "dispatch_bwd"] } else { ["", "dispatch"] };
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
-        if self.ranks == 1 {
+        let Some(landed) = s.landed else {
             let ends = Ends { from: Layout::Tokens, to: Layout::Experts, backward };
             self.pick(b, &format!("{name}expand"), ends, phase, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}expand_weighs"), ends, number, &[choices], to.1);
             }
             return beside(b);
-        }
+        };
         let (mut rows, mut choices) = from;
         if let Some(leaving) = s.leaving {
             let ends = Ends { from: Layout::Tokens, to: Layout::Copies, backward };
@@ -48,7 +48,7 @@ impl Experts {
             }
             rows = leaving.rows;
         }
-        let (mut src, mut dst) = (vec![rows], vec![s.landed.map_or(to.0, |landed| landed.rows)]);
+        let (mut src, mut dst) = (vec![rows], vec![landed.rows]);
         if let (Some(codes), Some(landed)) = (s.codes, landed_codes) {
             let (layout, leaving, cols) = (self.algo.source(), self.leaving(), self.hidden);
             let op = ExpertOp::Quantise { layout, rows: leaving, cols, backward };
@@ -57,20 +57,19 @@ impl Experts {
         }
         if let Some(choices) = choices {
             src.push(choices);
-            dst.push(s.landed.map_or(to.1, |landed| landed.choices));
+            dst.push(landed.choices);
         }
         self.exchange(b, label, phase, &src, &dst);
         beside(b);
         let ends = Ends { from: self.algo.landed(), to: Layout::Experts, backward };
-        match (landed_codes, s.landed) {
-            (Some(codes), _) => {
+        match landed_codes {
+            Some(codes) => {
                 let values = Values::Scaled { cols: self.hidden };
                 self.put(b, &format!("{name}expand"), ends, values, &codes, to.0);
             }
-            (None, Some(landed)) => self.put(b, &format!("{name}expand"), ends, row, &[landed.rows], to.0),
-            (None, None) => {}
+            None => self.put(b, &format!("{name}expand"), ends, row, &[landed.rows], to.0),
         }
-        if let (Some(_), Some(landed)) = (choices, s.landed) {
+        if choices.is_some() {
             self.put(b, &format!("{name}expand_weighs"), ends, number, &[landed.choices], to.1);
         }
     }
@@ -87,27 +86,23 @@ impl Experts {
     ) {
         let [name, label] = if backward { ["bwd_", "combine_bwd"] } else { ["", "combine"] };
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
-        if self.ranks == 1 {
+        let Some(landed) = s.landed else {
             let ends = Ends { from: Layout::Experts, to: Layout::Tokens, backward };
             self.pick(b, &format!("{name}sum"), ends, Phase::Combine, from.0, to.0);
             if let Some(choices) = from.1 {
                 self.put(b, &format!("{name}sum_weighs"), ends, number, &[choices], to.1);
             }
             return beside(b);
+        };
+        let (rows, choices) = from;
+        let ends = Ends { from: Layout::Experts, to: self.algo.landed(), backward };
+        self.put(b, &format!("{name}gather"), ends, row, &[rows], landed.rows);
+        let (mut src, mut dst) = (vec![landed.rows], vec![s.leaving.map_or(to.0, |leaving| leaving.rows)]);
+        if let Some(given) = choices {
+            self.put(b, &format!("{name}gather_weighs"), ends, number, &[given], landed.choices);
+            src.push(landed.choices);
+            dst.push(s.leaving.map_or(to.1, |leaving| leaving.choices));
         }
-        let (mut rows, mut choices) = from;
-        if let Some(landed) = s.landed {
-            let ends = Ends { from: Layout::Experts, to: self.algo.landed(), backward };
-            self.put(b, &format!("{name}gather"), ends, row, &[rows], landed.rows);
-            if let Some(given) = choices {
-                self.put(b, &format!("{name}gather_weighs"), ends, number, &[given], landed.choices);
-                choices = Some(landed.choices);
-            }
-            rows = landed.rows;
-        }
-        let (src, mut dst) = ([Some(rows), choices], vec![s.leaving.map_or(to.0, |leaving| leaving.rows)]);
-        let src: Vec<Buf> = src.into_iter().flatten().collect();
-        dst.extend(choices.map(|_| s.leaving.map_or(to.1, |leaving| leaving.choices)));
         self.exchange(b, label, Phase::Combine, &src, &dst);
         beside(b);
         if let Some(leaving) = s.leaving {

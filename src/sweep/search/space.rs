@@ -213,7 +213,9 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     let latent = model.mla.is_some() && par.recompute != Recompute::Full && par.ulysses == 1;
     let mut all = vec![options];
     if overlaps {
-        all.push(Options { overlap_exchange: true, ..options });
+        // Without the hook low latency leaves nothing any SM beside it.
+        let deepep_hook = options.deepep_hook || options.dispatch == Dispatch::DeepepLowLatency;
+        all.push(Options { overlap_exchange: true, deepep_hook, ..options });
     }
     if latent {
         all.extend(all.clone().into_iter().map(|options| Options { recompute_mla_up: true, ..options }));
@@ -323,7 +325,8 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
         ("merge-in-kernel", ring),
         ("double-ring-8", par.ring > 8),
         ("ring-inside", ring && par.ulysses > 1),
-        ("overlap-shared", par.ep > 1),
+        ("overlap-shared", par.ep > 1 && (o.dispatch != Dispatch::DeepepLowLatency || o.deepep_hook)),
+        ("overlap-shared+deepep-hook", par.ep > 1 && o.dispatch == Dispatch::DeepepLowLatency && !o.deepep_hook),
         ("short-ends", open_ends),
         // Where what the ends have less leaves layers that do not come out even.
         ("short-ends+uneven", open_ends && !o.uneven),
@@ -336,6 +339,26 @@ fn words(par: &Parallelism) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Low latency computes beside its rows by its hook alone, which a search finds by itself.
+    #[test]
+    fn low_latency_overlaps_by_its_hook() {
+        let model = LlmSpec::find("deepseek-v2-lite").unwrap();
+        let par = |dispatch| {
+            let options = Options { dispatch, ..Options::default() };
+            Parallelism { dp: 16, ep: 16, options, ..Parallelism::default() }
+        };
+        for (dispatch, hook) in [(Dispatch::DeepepLowLatency, true), (Dispatch::DeepepNormal, false)] {
+            let all = variants(&model, par(dispatch));
+            let overlap = all.iter().filter(|par| par.options.overlap_exchange);
+            assert!(overlap.clone().count() > 0 && overlap.clone().all(|par| par.options.deepep_hook == hook));
+            let alone = all.iter().filter(|par| !par.options.overlap_exchange);
+            assert!(alone.clone().count() > 0 && alone.clone().all(|par| !par.options.deepep_hook));
+            let point = Point { seq_len: 4096, global_batch: 64, micro_batch: 1, par: par(dispatch) };
+            let shared: Vec<Point> = moves(&point).into_iter().filter(|p| p.par.options.overlap_shared).collect();
+            assert!(shared.len() == 1 && shared[0].par.options.deepep_hook == hook, "{shared:?}");
+        }
+    }
 
     #[test]
     fn the_last_of_a_list_that_goes_on_is_told() {
