@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::device::KernelTime;
-use crate::plan::{Op, OpKind};
+use crate::plan::{Kernel, Op, OpKind};
 use crate::spec::StackSpec;
 use crate::units::Seconds;
 
@@ -26,6 +26,8 @@ impl Machine<'_> {
     pub fn launches(&self, op: &Op) -> u32 {
         let times = self.stack.forward_launches.as_ref().map_or(1, |times| times.value);
         match &op.kind {
+            // A product's call rounds what it multiplies.
+            OpKind::Compute { kernel: Kernel::Quantise { .. } | Kernel::Dequantise { .. }, .. } => 0,
             OpKind::Compute { kernel, .. } => {
                 let calls = if self.stack.is_unfused(kernel.curve()) { kernel.calls() } else { 1 };
                 calls * if kernel.is_forward() { times } else { 1 }

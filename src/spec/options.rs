@@ -101,6 +101,8 @@ pub struct Options {
     pub add_grads: bool,
     pub wide_loss: WideLoss,
     pub dispatch: Dispatch,
+    /// Of what norms and activations leave for products in FP8, codes are kept.
+    pub keep_fp8: bool,
     /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
     pub dispatch_fp8: bool,
     /// Of rows that travelled in FP8 the codes are kept, and expanded again for the backward pass.
@@ -131,6 +133,8 @@ pub struct Options {
     /// Experts keep their inputs alone, and run again in the backward pass: the second halves of layers, or a hybrid's layers of
     /// experts.
     pub recompute_moe: bool,
+    /// Dense networks keep their inputs alone, and run again in the backward pass up to their activations' outputs.
+    pub recompute_mlp: bool,
     /// Rows are picked for experts, and added up for tokens, by products with masks over the tokens of a sequence.
     pub mask_rows: bool,
     /// Low-latency kernels send, return, and receive when asked.
@@ -195,6 +199,7 @@ impl Options {
             ("act", self.recompute_act),
             ("mla-up", self.recompute_mla_up),
             ("moe", self.recompute_moe),
+            ("mlp", self.recompute_mlp),
         ];
         let said: Vec<&str> = parts.into_iter().filter(|(_, said)| *said).map(|(part, _)| part).collect();
         match said.split_last() {

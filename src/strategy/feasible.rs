@@ -111,19 +111,22 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
-/// Refuses to run a network piece by piece unless it is the second half of a layer.
+/// Refuses to run a network piece by piece, or again by itself, unless it is the second half of a layer.
 fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let refused = [
         (model.moe.is_some(), "experts, whose rows are a piece as they are"),
         (!model.pattern.is_empty(), "layers of one mixer each"),
         (model.parallel_block, "networks beside attention"),
     ];
-    match refused.iter().find(|(has, _)| *has && par.options.mlp_chunks > 0) {
-        Some((_, what)) => {
-            let why = format!("mlp-chunks is for networks behind attention; {} has {what}", model.name);
-            Err(Cause::Options.infeasible(why + "; leave it out"))
+    let of = format!("is for networks behind attention; {} has", model.name);
+    match refused.iter().find(|(has, _)| *has) {
+        Some((_, what)) if par.options.mlp_chunks > 0 => {
+            Err(Cause::Options.infeasible(format!("mlp-chunks {of} {what}; leave it out")))
         }
-        None => Ok(()),
+        Some((_, what)) if par.options.recompute_mlp => {
+            Err(Error::option("recompute-mlp", format!("{of} {what}; leave it out")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -287,6 +287,8 @@ impl Search<'_> {
             ("recompute-norm", options.recompute_norm),
             ("recompute-mla-up", options.recompute_mla_up),
             ("recompute-moe", options.recompute_moe),
+            ("recompute-mlp", options.recompute_mlp),
+            ("keep-fp8", options.keep_fp8),
         ];
         let said: Vec<&str> = parts.into_iter().filter(|(_, said)| *said).map(|(word, _)| word).collect();
         let instead = if said.is_empty() { String::new() } else { format!(" in place of {}", said.join("+")) };
@@ -294,6 +296,7 @@ impl Search<'_> {
             point.par.recompute = Recompute::Full;
             let o = &mut point.par.options;
             (o.recompute_act, o.recompute_norm, o.recompute_mla_up, o.recompute_moe) = (false, false, false, false);
+            (o.recompute_mlp, o.keep_fp8) = (false, false);
         })]
     }
 }

@@ -33,7 +33,16 @@ fn a_layer_more_keeps_its_activations() {
         // What attention leaves has the size of the input, and a number for each head.
         let [seven, six] = [7, 6].map(|layers| kept(layers, Recompute::Full, "keep-attention"));
         assert_eq!(seven - six, n * H * E + n * A * D * E + n * A * 4);
-        for (words, less) in [("recompute-norm", 2 * n * H * E), ("recompute-act", n * F * E)] {
+        // A code in place of two bytes, and four for each scale, which begin where memory is aligned.
+        let coded = |cols: u64| n * cols * (E - 1) - (4 * n * cols.div_ceil(128)).next_multiple_of(256);
+        for (words, less) in [
+            ("recompute-norm", 2 * n * H * E),
+            ("recompute-act", n * F * E),
+            ("recompute-mlp", 3 * n * F * E),
+            ("fp8+keep-fp8", 2 * coded(H) + coded(F)),
+            ("fp8+keep-fp8+recompute-norm", 2 * n * H * E + coded(F)),
+            ("fp8+keep-fp8+recompute-mlp", 2 * coded(H) + 3 * n * F * E),
+        ] {
             let all = activations(n, k, u64::from(ulysses));
             let [seven, six] = [7, 6].map(|layers| kept(layers, Recompute::None, words));
             assert_eq!(seven - six, all - less, "{words}");
@@ -144,6 +153,18 @@ fn experts_that_are_made_again_keep_their_input() {
         let experts = n * 2 * (H + 3 * 96) * E + n * 3 * 64 * E + n * 4 * 4 + n * 2 * 4;
         assert_eq!(each("default") - each("recompute-moe"), experts, "ep {ep}");
     }
+}
+
+/// A network that runs again multiplies by the matrices before its activation once more, and by the one behind it twice as ever.
+#[test]
+fn a_network_that_runs_again_makes_gate_and_up_once_more() {
+    let flops = |words: &str| {
+        let par = Parallelism { options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&model(3, 4, false), &par, &work(&par, S, 1, 1), SM);
+        cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap().mean().flops
+    };
+    let again = flops("recompute-mlp") - flops("default");
+    assert!(close(again, (3 * 2 * S * H * 2 * F) as f64), "{again}");
 }
 
 /// A network in p pieces has rooms for n/p rows of gate, up, activation and their gradients in place of n, and makes gate

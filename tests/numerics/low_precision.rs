@@ -92,6 +92,35 @@ fn fp8_is_near_the_reference_and_not_bf16() {
     }
 }
 
+/// What norms and activations leave is rounded for gradients of weights alone: no output changes, gradients are off by no more
+/// than four bits allow, those of embedding and head not at all, and ranks have as little as planned.
+#[test]
+fn inputs_of_products_are_kept_in_fp8() {
+    let one = Parallelism::default();
+    for (family, words, par) in [
+        (llama as Family, "fp8", Parallelism { ring: 2, zero: 1, ..one }),
+        (llama, "fp8+tp-overlap", Parallelism { tp: 2, ..one }),
+        (llama, "fp8+zb-h1", Parallelism { pp: 2, ..one }),
+        (llama, "fp8+mlp-chunks-3", Parallelism { dp: 2, zero: 3, ..one }),
+        (llama, "fp8+recompute-norm", Parallelism { ulysses: 2, ..one }),
+        (gpt2, "fp8+recompute-act+no-sp", Parallelism { tp: 2, ..one }),
+        (latent, "fp8", Parallelism { tp: 2, ..one }),
+    ] {
+        let of = |words: &str| {
+            let par = Parallelism { options: words.parse().unwrap(), ..par };
+            Case { family, ffn: 136, batch: 2, layers: 4, microbatches: 2, dtype: Dtype::F32, par, ..case() }.plan()
+        };
+        let narrow = of(&format!("{words}+keep-fp8"));
+        let [plain, rounded] = [run(&of(words)), run(&narrow)];
+        counted(&narrow, &rounded);
+        assert!(plain.loss == rounded.loss && plain.hidden == rounded.hidden, "{words}");
+        let off = |name: &str| error(&rounded.grads[name], &plain.grads[name]);
+        let most = plain.grads.keys().map(|name| off(name)).fold(0.0, f64::max);
+        assert!(most > 1e-4 && most < 0.1, "{words}: {most}");
+        assert!(rounded.peak_bytes[0] < plain.peak_bytes[0], "{words}: {:?}", rounded.peak_bytes);
+    }
+}
+
 /// Of a width at which blocks of scales begin where rows do, and every rank's share too: what is gathered in FP8 is what
 /// products in FP8 round to.
 fn aligned(words: &str, dtype: Dtype, [dp, zero]: [u32; 2], microbatches: u64) -> Case {

@@ -88,6 +88,11 @@ fn what_is_made_again_or_piece_by_piece() {
         (gpt2, "recompute-act+recompute-norm+no-sp", none, Parallelism { tp: 3, ..Parallelism::default() }),
         (palm, "recompute-act+recompute-norm", none, Parallelism { tp: 2, zero: 1, ..Parallelism::default() }),
         (neox, "recompute-norm+recompute-act", none, Parallelism { tp: 2, ..Parallelism::default() }),
+        (llama, "recompute-mlp", none, Parallelism { dp: 2, zero: 3, ..Parallelism::default() }),
+        (llama, "recompute-mlp+recompute-norm+tp-overlap", selective, Parallelism { tp: 2, ..Parallelism::default() }),
+        (llama, "recompute-mlp+recompute-act", none, Parallelism { pp: 2, ..Parallelism::default() }),
+        (gpt2, "recompute-mlp+no-sp", none, Parallelism { tp: 3, ..Parallelism::default() }),
+        (latent, "recompute-mlp", none, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
         (latent, "recompute-norm+recompute-mla-up", none, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
     ] {
         let of = |words: &str| {
@@ -96,7 +101,8 @@ fn what_is_made_again_or_piece_by_piece() {
             Case { family, kv_heads: 6, group: 1, ffn: 12, layers, batch: 2, microbatches: 3, par, ..case() }
         };
         holds(&of(words));
-        let rest = words.split('+').filter(|word| !["recompute-act", "recompute-norm"].contains(word));
+        let again = ["recompute-act", "recompute-norm", "recompute-mlp"];
+        let rest = words.split('+').filter(|word| !again.contains(word));
         let rest: Vec<&str> = rest.collect();
         let [kept, again] = [&rest.join("+"), words].map(|words| run(&Case { dtype: Dtype::F32, ..of(words) }.plan()));
         assert_eq!((kept.loss, kept.grads), (again.loss, again.grads), "{words}");

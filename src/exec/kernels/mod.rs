@@ -76,6 +76,8 @@ pub fn run<T: Scalar>(
         | Kernel::SwiGlu { .. }
         | Kernel::SwiGluBwd { .. }
         | Kernel::Cast { .. }
+        | Kernel::Quantise { .. }
+        | Kernel::Dequantise { .. }
         | Kernel::Add { .. }
         | Kernel::Fill { .. } => call.pointwise(writes),
         Kernel::LayerNorm { .. }
@@ -221,6 +223,14 @@ impl<'a, T: Scalar> Call<'a, T> {
             Kernel::Cast { .. } => {
                 let [y] = outputs(writes);
                 y.copy_from_slice(read(0));
+            }
+            &Kernel::Quantise { cols, .. } => {
+                let [codes, scales] = outputs(writes);
+                fp8::encode(read(0), cols as usize, codes, scales);
+            }
+            &Kernel::Dequantise { cols, .. } => {
+                let [x] = outputs(writes);
+                x.copy_from_slice(&fp8::decoded(read(0), read(1), cols as usize));
             }
             Kernel::Add { trim, .. } => {
                 let [sum] = outputs(writes);

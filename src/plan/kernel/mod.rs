@@ -212,6 +212,11 @@ pub enum Kernel {
     OwnRows { rows: u64, cols: u64, ranks: u64, group: Group },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
+    /// Rounds rows to E4M3, every [`FP8_BLOCK`] elements by a scale of their own. Reads x `[rows, cols]`; writes codes, and
+    /// scales `[rows, cols / 128]`.
+    Quantise { rows: u64, cols: u64 },
+    /// Reads codes and scales; writes the numbers that they stand for, `[rows, cols]`.
+    Dequantise { rows: u64, cols: u64 },
     /// Adds its two reads into its write; with `trim` only the rows that the block's mask leaves.
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
@@ -399,6 +404,10 @@ impl Kernel {
                 Some(Work { flops: 2 * m * n * k, bytes, class })
             }
             Kernel::Wait { .. } => memory(0),
+            // A product that rounds its operand reads it for that, and a gradient's reads it to round it anew: codes are one
+            // more thing to write beside the one, and to read by the other.
+            Kernel::Quantise { .. } => memory(writes.iter().sum()),
+            Kernel::Dequantise { .. } => memory(reads.iter().sum()),
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
             Kernel::EmbedBwd { rows, vocab, .. } => memory(4 * rows + reads[1] + 2 * rows * (reads[2] / vocab.max(1))),

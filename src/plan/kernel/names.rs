@@ -42,6 +42,8 @@ impl Kernel {
             Kernel::Reorder { .. } => "reorder",
             Kernel::OwnRows { .. } => "own_rows",
             Kernel::Cast { .. } => "cast",
+            Kernel::Quantise { .. } => "quantise_rows",
+            Kernel::Dequantise { .. } => "dequantise_rows",
             Kernel::Add { .. } => "add",
             Kernel::Fill { .. } => "fill",
             Kernel::Wait { .. } => "wait",
@@ -79,7 +81,7 @@ impl Kernel {
             Kernel::AddLse(_) | Kernel::AddWeighted(_) | Kernel::MergeLse(_) => true,
             Kernel::Norm { .. } | Kernel::HeadNorm { .. } | Kernel::LatentNorm { .. } => true,
             Kernel::LayerNorm { .. } | Kernel::Residual { .. } | Kernel::Embed { .. } => true,
-            Kernel::Gelu { .. } | Kernel::Relu2 { .. } | Kernel::SwiGlu { .. } => true,
+            Kernel::Gelu { .. } | Kernel::Relu2 { .. } | Kernel::SwiGlu { .. } | Kernel::Quantise { .. } => true,
             Kernel::CrossEntropy { .. } | Kernel::VocabStats(_) | Kernel::VocabCrossEntropy { .. } => true,
             Kernel::LogSoftmax { .. } | Kernel::Nll { .. } => true,
             // The schedule of a pipeline and the optimizer of one cut rows in Python, whichever way they go.
@@ -88,7 +90,7 @@ impl Kernel {
             Kernel::NormBwd { .. } | Kernel::HeadNormBwd { .. } | Kernel::LatentNormBwd { .. } => false,
             Kernel::LayerNormBwd { .. } | Kernel::BiasBwd { .. } | Kernel::DropoutBwd { .. } => false,
             Kernel::GeluBwd { .. } | Kernel::Relu2Bwd { .. } | Kernel::SwiGluBwd { .. } => false,
-            Kernel::LogSoftmaxBwd { .. } => false,
+            Kernel::LogSoftmaxBwd { .. } | Kernel::Dequantise { .. } => false,
             Kernel::EmbedBwd { .. } | Kernel::Adam { .. } | Kernel::Foreach(_) | Kernel::Muon(_) => false,
             Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Wait { .. } => false,
         }
@@ -237,6 +239,21 @@ mod tests {
         let curves: BTreeSet<&str> =
             names.filter(|name| !no_curves.contains(name) && !name.starts_with("muon_")).collect();
         assert_eq!(curves.into_iter().collect::<Vec<_>>(), CURVES);
+    }
+
+    /// Codes are one more thing to write beside those to multiply, and to read in place of numbers.
+    #[test]
+    fn codes_cost_what_products_do_not_count() {
+        let (views, rows, cols) = ([Mesh::new(&[])], 3, 200);
+        for kernel in [Kernel::Quantise { rows, cols }, Kernel::Dequantise { rows, cols }] {
+            let Operands { reads, writes } = kernel.operands(&views);
+            let bytes = |elems: &[u64]| match elems {
+                [numbers] => vec![2 * numbers],
+                _ => vec![rows * cols, 4 * rows * 2],
+            };
+            let work = kernel.work(&views, 0, &bytes(&reads), &bytes(&writes)).unwrap();
+            assert_eq!((work.bytes, work.flops), (rows * (cols + 8), 0), "{}", kernel.name());
+        }
     }
 
     /// Products by their names are products by their work, whether of heads whose attention is not fused or of Muon.

@@ -1,6 +1,6 @@
 //! The size of every operand of a kernel.
 
-use super::Kernel;
+use super::{FP8_BLOCK, Kernel};
 use crate::plan::mesh::Mesh;
 
 /// Elements of each operand, in the order in which the kernel reads and writes them.
@@ -72,6 +72,8 @@ impl Kernel {
             Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
             Kernel::OwnRows { rows, cols, ranks, .. } => of(&[ranks * rows * cols], &[rows * cols]),
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
+            Kernel::Quantise { rows, cols } => of(&[rows * cols], &coded(*rows, *cols)),
+            Kernel::Dequantise { rows, cols } => of(&coded(*rows, *cols), &[rows * cols]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
             Kernel::Wait { reads, writes, .. } => of(reads, writes),
@@ -132,6 +134,11 @@ impl Kernel {
 
 fn of(reads: &[u64], writes: &[u64]) -> Operands {
     Operands { reads: reads.to_vec(), writes: writes.to_vec() }
+}
+
+/// Codes of rows, and their scales.
+fn coded(rows: u64, cols: u64) -> [u64; 2] {
+    [rows * cols, rows * cols.div_ceil(FP8_BLOCK)]
 }
 
 /// Elements of a norm's weight, its bias behind it.

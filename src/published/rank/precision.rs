@@ -5,7 +5,8 @@ use crate::published::row::case::Training;
 use crate::published::row::words::{affirmed, is_fp4, is_narrow, squeezed};
 use crate::published::software::release::{Release, release};
 use crate::published::software::system::System;
-use crate::published::software::table::Fact;
+use crate::published::software::table::{Fact, family};
+use crate::report::record::Software;
 use crate::spec::{Architecture, Dtype, GpuSpec, Origin, Sourced, StackSpec};
 
 /// Precisions that are no whole 32 bits, whatever is beside them in as many: "bf16 (fp32 gradients)".
@@ -54,6 +55,17 @@ pub fn gathers_fp8(run: &Training) -> bool {
     };
     let recipes = system.first(|fact| if let Fact::GathersFp8(recipes) = fact { Some(recipes && since) } else { None });
     fp8 && !blocks && (recipes == Some(true) || said.iter().any(|word| words.iter().any(|text| text.contains(word))))
+}
+
+/// Whether codes are kept of what norms and activations leave for products: Transformer Engine's modules save what they read as
+/// they multiply it, in all of their releases and by all of their recipes (the doc of `strategy/transformer/codes.rs` has where),
+/// and Megatron has FP8 by them alone. Torchao's save it as they get it (`Float8Linear`, `matmul_with_hp_or_float8_args`'s
+/// `ctx.save_for_backward(input_hp, weight_hp_t, ..)`, github:pytorch/ao torchao/float8/float8_linear.py).
+pub fn keeps_codes(run: &Training) -> bool {
+    let system = System::of(&run.system);
+    let by_modules = family(&run.system) == Software::Megatron || system.has("transformerengine");
+    // Lumen puts linear layers of its own in their place.
+    is_narrow(&run.precision) && by_modules && !system.has("lumen")
 }
 
 /// NeMo 2.0's first container, the first with those recipes; what configurations before it said is not known here.
@@ -181,6 +193,21 @@ mod tests {
             ("torchtitan", "float8", "without float8 all-gather"),
         ] {
             assert!(!of(system, precision, notes), "{system}, {precision}, {notes}");
+        }
+    }
+
+    #[test]
+    fn who_keeps_codes() {
+        let of = |system: &str, precision: &str| {
+            keeps_codes(&Training { system: system.into(), precision: precision.into(), ..Training::default() })
+        };
+        for system in
+            ["NeMo 24.03.01", "Megatron-Bridge (NeMo 26.04)", "Megatron-LM", "PyTorch FSDP + Transformer Engine"]
+        {
+            assert!(of(system, "FP8") && of(system, "MXFP8") && !of(system, "bf16"), "{system}");
+        }
+        for system in ["torchtitan (FSDP2 + torch.compile)", "nanochat", "MaxText (JAX)", "Megatron-LM with Lumen"] {
+            assert!(!of(system, "FP8"), "{system}");
         }
     }
 

@@ -171,23 +171,45 @@ fn keeps_products(run: &Training) -> bool {
     run.experts.is_some() && text.starts_with("selective") && Habits::of_run(run).halves && !by_layer
 }
 
+/// Whether of a dense layer outputs of attention and of every second product are kept, and nothing else: torchtitan's
+/// selective recomputation by operator (`_get_custom_policy`, github:pytorch/torchtitan
+/// torchtitan/distributed/activation_checkpoint.py: "every second mm"). What is kept of queries, keys and values, and of
+/// projections, is about what plans keep: x, q, v, o and w2's output of a Llama's 4 + 4 + 1 + 4 + 4 thousand columns, in plans
+/// x, q, k, v, o and the sum before the network. The halves of gate and up are those that tell; that wk and wo run again, a
+/// tenth of a forward pass's products, is left out.
+pub fn keeps_half_of_products(run: &Training) -> bool {
+    let text = squeezed(&run.recompute);
+    let by_layer = ["layer", "every"].iter().any(|word| text.contains(word));
+    let by_habit = text.starts_with("selective") && Habits::of_run(run).halves;
+    let said = BY_OP.iter().any(|word| text.contains(word));
+    run.experts.is_none() && !by_layer && (by_habit || said)
+}
+
+/// Whether selective recomputation is that of networks, by the name of their module in Megatron Core (`mlp`), which are those of
+/// dense layers.
+pub fn recomputes_networks(run: &Training, model: &LlmSpec) -> bool {
+    let named = tokens(&run.recompute.replace("mlp_act", "")).iter().any(|word| word == "mlp");
+    model.moe.is_none() && squeezed(&run.recompute).starts_with("selective") && named
+}
+
 /// Parts of a layer that a source names as made again by themselves: norms, and outputs of activations.
 pub fn parts_made_again(run: &Training) -> [bool; 2] {
     let text = squeezed(&run.recompute);
     if text.starts_with("full") {
         return [false; 2];
     }
-    if keeps_products(run) {
+    if keeps_products(run) || keeps_half_of_products(run) {
         return [true; 2];
     }
     let acts = ["moeact", "mlpact", "experts'activation", "swiglu", "gelu"].iter().any(|part| text.contains(part));
     [text.contains("norm"), acts || tokens(&run.recompute).iter().any(|word| word == "act")]
 }
 
-/// Of a layer's forward pass, where every second product, or every second layer, is computed again.
-const HALF: f64 = 0.5;
+/// Of the layers, or of what is before their activations, where every second one is computed again.
+pub const HALF: f64 = 0.5;
 
-/// Words of a part that is half of it.
+/// Words of recomputation by operator, and of a part that is half of the layers.
+const BY_OP: [&str; 3] = ["selectiveop", "perop", "sac"];
 const HALVES: &[&str] = &["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half", "sac"];
 
 /// The part of the layers where every so manieth is computed again: torchtitan's `selective_ac_option` of a number, OLMo-core's
@@ -270,10 +292,9 @@ impl Counted {
 }
 
 /// The part of the layers that is computed again where it is not all of them: as many as are stated, or half of them where
-/// selective recomputation is that of every second product or layer, by its words or the system's habit. A rank of `pp` has `vp`
-/// chunks of the `layers`.
+/// selective recomputation is that of every second layer. A rank of `pp` has `vp` chunks of the `layers`.
 pub fn recomputed_part(run: &Training, layers: u64, pp: u32, vp: u32) -> Option<f64> {
-    if keeps_products(run) {
+    if keeps_products(run) || keeps_half_of_products(run) {
         return None;
     }
     let text = squeezed(&run.recompute);
@@ -344,15 +365,23 @@ mod tests {
     }
 
     #[test]
-    fn every_second_product_is_half_of_a_layer() {
+    fn every_second_product_or_layer() {
         let run = |system: &str, recompute: &str| Training {
             system: system.into(),
             recompute: recompute.into(),
             ..Training::default()
         };
         let part = |system: &str, recompute: &str| recomputed_part(&run(system, recompute), 32, 1, 1);
-        assert_eq!(part("torchtitan (FSDP)", "selective"), Some(HALF));
-        assert_eq!([part("", "selective (per op)"), part("", "selective layer"), part("", "SAC")], [Some(HALF); 3]);
+        let by_op = |system: &str, recompute: &str| {
+            let run = run(system, recompute);
+            (keeps_half_of_products(&run), super::recompute(&run), parts_made_again(&run))
+        };
+        for (system, words) in [("torchtitan (FSDP)", "selective"), ("", "selective (per op)"), ("", "SAC")] {
+            assert_eq!(by_op(system, words), (true, Some(Recompute::None), [true; 2]), "{system} {words}");
+            assert_eq!(part(system, words), None);
+        }
+        assert!(!by_op("Megatron-LM", "selective").0 && !by_op("torchtitan", "full").0);
+        assert_eq!([part("", "selective layer"), part("torchtitan", "selective, every second layer")], [Some(HALF); 2]);
         assert_eq!([part("Megatron-LM", "selective"), part("torchtitan", "full")], [None; 2]);
         assert_eq!(part("", "full, 8 of 32 layers"), Some(0.25));
         assert_eq!(part("", "selective, every fourth layer"), Some(0.25));

@@ -19,7 +19,9 @@ pub mod wider;
 use crate::published::measured::convention::Convention;
 use crate::published::model::known::length;
 use crate::published::model::mixture;
-use crate::published::rank::recompute::{keeps_attention, parts_made_again, recompute, recomputes_experts};
+use crate::published::rank::recompute::{
+    keeps_attention, parts_made_again, recompute, recomputes_experts, recomputes_networks,
+};
 use crate::published::rank::savings::{self, activations_are_away, optimizer_is_away};
 use crate::published::rank::tuning::Tuning;
 use crate::published::rank::{gradients, precision};
@@ -263,6 +265,11 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (all_narrow, "bf16-moments"),
         (all_narrow, "no-master"),
         (recomputes_experts(run, model), "recompute-moe"),
+        (recomputes_networks(run, model), "recompute-mlp"),
+        (
+            precision::keeps_codes(run) && recompute(run) != Some(Recompute::Full) && Tuning::of(run).is_none(),
+            "keep-fp8",
+        ),
         (pp > 1 && !p2p && !in_v, "no-overlap-p2p"),
         (pp > 1 && tp > 1 && !cut && habits.scattered_p2p, "scatter-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
@@ -392,6 +399,13 @@ mod tests {
         assert!(!experts("selective (layernorm, moe)", &LlmSpec::default()));
         let named = ["selective (attention, layernorm, experts)", "selective (norms and the experts' activation)"];
         assert_eq!(named.map(|text| experts(text, &model)), [true, false]);
+        let networks = |text: &str, model: &LlmSpec| {
+            let run = Training { recompute: text.into(), ..Training::default() };
+            words(&run, model, [1, 8, 4, 1], habits(), 4096).contains(&"recompute-mlp")
+        };
+        let dense = LlmSpec::default();
+        assert!(networks("selective (mlp, core_attn)", &dense) && !networks("selective (mlp_act)", &dense));
+        assert!(!networks("selective (mlp)", &model) && !networks("selective (core attention)", &dense));
         let titan = |text: &str, experts: Option<Experts>| {
             let run = Training {
                 recompute: text.into(),
@@ -404,7 +418,8 @@ mod tests {
         };
         assert_eq!(titan("selective (per op)", Some(Experts::default())), (true, true, None));
         assert!(!titan("selective, every fourth layer", Some(Experts::default())).0);
-        assert_eq!(titan("selective (per op)", None), (false, false, Some(0.5)));
+        assert_eq!(titan("selective (per op)", None), (false, true, None));
+        assert_eq!(titan("selective, every second layer", None), (false, false, Some(0.5)));
         assert_eq!(of("selective"), (Some(Recompute::Selective), false, false, false));
         // Activations, as most call them, are all that is kept.
         assert_eq!(of("full (activation checkpointing)"), (Some(Recompute::Full), false, false, false));

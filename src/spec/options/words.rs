@@ -128,6 +128,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.fp8,
     },
     Word {
+        name: "keep-fp8",
+        about: "with fp8: of what norms and the activations of networks leave for products, codes are kept for the backward pass (Transformer Engine; torchao keeps what was not rounded); what experts, routers and latent attention read is kept whole, as is attention's output, which its own backward pass reads",
+        set: |o| o.keep_fp8 = true,
+        is_set: |o| o.keep_fp8,
+    },
+    Word {
         name: "a2a-separate",
         about: "Ulysses exchanges q, k and v, and around a scan z, x, B, C and dt, in an all-to-all each, the next being packed meanwhile",
         set: |o| o.a2a_separate = true,
@@ -306,6 +312,12 @@ pub const WORDS: &[Word] = &[
         about: "experts run again in the backward pass, with their exchanges: layers keep the inputs of these halves alone, hybrids those of layers of experts (Megatron Core's recompute-modules moe)",
         set: |o| o.recompute_moe = true,
         is_set: |o| o.recompute_moe,
+    },
+    Word {
+        name: "recompute-mlp",
+        about: "dense networks keep their inputs alone: the backward pass makes what is before and behind their activations again (Megatron Core's recompute-modules mlp, which runs the second product again as well)",
+        set: |o| o.recompute_mlp = true,
+        is_set: |o| o.recompute_mlp,
     },
     Word {
         name: "mask-rows",

@@ -192,6 +192,18 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
             "recompute none or selective, as full makes all again, and no fpdt, which does so too",
         ),
         (
+            "recompute-mlp",
+            o.recompute_mlp,
+            par.recompute != Recompute::Full && o.chunks == 0 && o.mlp_chunks == 0,
+            "recompute none or selective, as full makes all again, and no fpdt or mlp-chunks, which do so too",
+        ),
+        (
+            "recompute-mlp",
+            o.recompute_mlp,
+            !par.cuts_all() && o.fold != Fold::DualPipe && !o.overlap_exchange,
+            "gradients of weights with those of inputs, not put off by zb-h1, zb-v, v-half, v-min or dualpipe-v, and no overlap-exchange",
+        ),
+        (
             "recompute-norm",
             o.recompute_norm,
             par.recompute != Recompute::Full && o.chunks == 0,
@@ -214,6 +226,12 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
             o.keep_attention,
             o.ring_backward != RingBackward::Reverse,
             "no dkv-model, whose backward ring begins with what the forward one ended with",
+        ),
+        (
+            "keep-fp8",
+            o.keep_fp8,
+            o.fp8 && par.recompute != Recompute::Full && o.chunks == 0,
+            "fp8, recompute none or selective, as full keeps neither, and no fpdt",
         ),
         (
             "keep-fp8-rows",

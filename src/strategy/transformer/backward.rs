@@ -4,6 +4,7 @@ use super::super::expert::Experts;
 use super::super::tensor::Chunk;
 use super::super::weights::Rows;
 use super::buffers::{Saved, Scratch};
+use super::codes::Coded;
 use super::forward::Forward;
 use super::{Flats, Layer, latent, linear_dw, linear_dx, weight_grad, with};
 use crate::plan::{Buf, Builder, Kernel};
@@ -180,7 +181,9 @@ impl Backward<'_> {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let n = l.tokens();
         let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
-        if l.act_again {
+        if l.mlp_again {
+            b.labelled("_again".into(), |b| self.again().gathered_mlp_in(b));
+        } else if !self.dequantise(b, Coded::Act) && l.act_again {
             self.again().activation(b, "_again");
         }
         self.dw(b, "down_dw", [l.hidden, l.ffn], [d_output, act], l.rows.down);
@@ -309,6 +312,9 @@ impl Backward<'_> {
 
     /// Makes the output of the first norm, of `x`, again where it is not kept.
     pub(super) fn norm1_again(&self, b: &mut Builder, x: Buf) {
+        if self.dequantise(b, Coded::Norm1) {
+            return;
+        }
         if let Some(normed) = self.s.again.normed1 {
             self.layer.norms.forward(b, "norm1_again", x, self.at(self.layer.rows.norm1), normed);
         }
@@ -316,6 +322,9 @@ impl Backward<'_> {
 
     /// Makes the output of the second norm, of `x`, again where it is not kept.
     pub(super) fn norm2_again(&self, b: &mut Builder, x: Buf) {
+        if self.dequantise(b, Coded::Norm2) {
+            return;
+        }
         if let (Some(normed), Some(norm)) = (self.s.again.normed2, self.layer.rows.norm2) {
             self.layer.norms.forward(b, "norm2_again", x, self.at(norm), normed);
         }

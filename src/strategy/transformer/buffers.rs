@@ -5,6 +5,7 @@ use super::super::expert;
 use super::super::sparse::INDEX_Q;
 use super::super::ulysses;
 use super::super::unfused::Probs;
+use super::codes::{Coded, Codes};
 use super::latent::MADE_AGAIN;
 use super::{Layer, latent, mamba};
 use crate::plan::{Buf, Builder, Dtype, TensorKind};
@@ -25,10 +26,12 @@ pub struct Saved {
     /// The second norm's output; `None` where the second half has no norm of its own, or where it is made again.
     pub(super) normed2: Option<Buf>,
     /// The input and the output of the activation of the network that every token visits; `None` without such a network
-    /// or where it is gone through piece by piece, `act` also where it is made again.
+    /// or where it is made again, all of it or piece by piece, `act` also by itself.
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) experts: Option<expert::Saved>,
+    /// Codes in place of what norms and the activation leave.
+    pub(super) codes: Codes,
     /// The elements of each branch that dropout left; in a parallel block of both branches together.
     pub(super) stays: [Option<Buf>; 2],
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
@@ -83,6 +86,7 @@ impl Saved {
             ("stays2", stays2),
         ];
         all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
+        all.extend(self.codes.bufs_mut());
         all.extend(self.latent.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.experts.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.mamba.iter_mut().flat_map(|saved| saved.bufs_mut()));
@@ -177,7 +181,7 @@ pub struct Scratch {
     pub(super) again: Again,
 }
 
-/// Buffers for what is made again for the backward pass, in place of those that [`Saved`] has not.
+/// Buffers for what is made again for the backward pass, or of its codes, in place of those that [`Saved`] has not.
 #[derive(Clone, Copy)]
 pub struct Again {
     pub(super) normed1: Option<Buf>,
@@ -200,8 +204,19 @@ impl Scratch {
 
 impl Layer {
     /// `Some` if a mixer of tokens stands behind the first norm.
-    fn has_norm1(&self) -> Option<()> {
+    pub(super) fn has_norm1(&self) -> Option<()> {
         (self.attends() || self.mamba.is_some()).then_some(())
+    }
+
+    /// Whether what a norm leaves is not kept as it is.
+    fn lacks(&self, norm: Coded) -> bool {
+        self.norms_again || self.codes_of(norm)
+    }
+
+    /// Which buffers of a dense network are not kept as they are: those before and behind its activation.
+    fn lacks_network(&self) -> [bool; 2] {
+        let whole = self.is_tiled() || self.mlp_again;
+        [whole, whole || self.act_again || self.codes_of(Coded::Act)]
     }
 
     /// Whether attention's output becomes values of heads in a product of its own.
@@ -233,6 +248,7 @@ impl Layer {
             b.tensor(name, &[rows, row], dtype, kind, slots)
         };
         let (core, dtype) = (self.core.shape(), self.dtype);
+        let [lacks_gate_up, lacks_act] = self.lacks_network();
         let attn = self.attends().then(|| {
             let (lse, probs) = self.core.keeps(&mut keep);
             attention::Saved {
@@ -246,7 +262,10 @@ impl Layer {
             }
         });
         Saved {
-            normed1: self.has_norm1().filter(|_| !self.norms_again).map(|()| keep("normed1", r, self.hidden, dtype)),
+            normed1: self
+                .has_norm1()
+                .filter(|_| !self.lacks(Coded::Norm1))
+                .map(|()| keep("normed1", r, self.hidden, dtype)),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
             o: (self.attends() && (self.ulysses.is_some() || self.values_apart()))
@@ -256,9 +275,14 @@ impl Layer {
                 let there = self.dropout > 0.0 && (branch == 1 || !(self.parallel || self.alone.is_some()));
                 there.then(|| keep(name, r, self.hidden, Dtype::U8))
             }),
-            normed2: self.rows.norm2.filter(|_| !self.norms_again).map(|_| keep("normed2", r, self.hidden, dtype)),
-            gate_up: (self.ffn > 0 && !self.is_tiled()).then(|| keep("gate_up", n, self.wide, dtype)),
-            act: (self.ffn > 0 && !self.act_again && !self.is_tiled()).then(|| keep("act", n, self.ffn, dtype)),
+            normed2: self
+                .rows
+                .norm2
+                .filter(|_| !self.lacks(Coded::Norm2))
+                .map(|_| keep("normed2", r, self.hidden, dtype)),
+            gate_up: (self.ffn > 0 && !lacks_gate_up).then(|| keep("gate_up", n, self.wide, dtype)),
+            act: (self.ffn > 0 && !lacks_act).then(|| keep("act", n, self.ffn, dtype)),
+            codes: self.codes(&mut keep),
             latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
             mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
@@ -281,16 +305,17 @@ impl Layer {
         let projected = self.mamba.as_ref().map_or(0, |mamba| mamba.spec.proj_cols());
         let largest = h * self.qkv_row().max(self.o_row()).max(self.wide).max(self.ffn).max(projected);
         let dw = self.add_grads.then(|| b.tensor("dw", &[largest], self.dtype, TensorKind::Workspace, 1));
+        let [lacks_gate_up, lacks_act] = self.lacks_network();
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], self.dtype, TensorKind::Workspace, 1);
         let local = attends.then(|| {
             let [q, kv] = [self.q_row(), self.kv_row()];
             [work("qkv", n, self.qkv_row()), work("q_local", n, q), work("kv_local", n, kv)]
         });
         let again = Again {
-            normed1: self.has_norm1().filter(|_| self.norms_again).map(|()| work("normed1", r, h)),
-            normed2: self.rows.norm2.filter(|_| self.norms_again).map(|_| work("normed2", r, h)),
-            gate_up: (self.ffn > 0 && self.is_tiled()).then(|| work("gate_up", piece, self.wide)),
-            act: (self.ffn > 0 && (self.act_again || self.is_tiled())).then(|| work("act", piece, self.ffn)),
+            normed1: self.has_norm1().filter(|_| self.lacks(Coded::Norm1)).map(|()| work("normed1", r, h)),
+            normed2: self.rows.norm2.filter(|_| self.lacks(Coded::Norm2)).map(|_| work("normed2", r, h)),
+            gate_up: (self.ffn > 0 && lacks_gate_up).then(|| work("gate_up", piece, self.wide)),
+            act: (self.ffn > 0 && lacks_act).then(|| work("act", piece, self.ffn)),
         };
         let branch = work("branch", r, h);
         let d_act = (self.ffn > 0).then(|| work("d_act", piece, self.ffn));

@@ -4,6 +4,7 @@ use super::super::expert::{self, Experts};
 use super::super::tensor::Chunk;
 use super::super::weights::Rows;
 use super::buffers::{Saved, Scratch};
+use super::codes::Coded;
 use super::{Flats, Layer, latent, linear, with};
 use crate::plan::{Buf, Builder, Dropout, Kernel};
 use crate::spec::Mlp;
@@ -130,10 +131,12 @@ impl Forward<'_> {
 
     pub(super) fn norm1(&self, b: &mut Builder, x: Buf) {
         self.layer.norms.forward(b, "norm1", x, self.at(self.layer.rows.norm1), self.keep.normed1());
+        self.quantise(b, Coded::Norm1);
     }
 
     pub(super) fn norm2(&self, b: &mut Builder, x: Buf) {
         self.layer.norms.forward(b, "norm2", x, self.at(self.layer.rows.norm2()), self.keep.normed2());
+        self.quantise(b, Coded::Norm2);
     }
 
     /// Runs the feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
@@ -148,7 +151,7 @@ impl Forward<'_> {
     }
 
     /// Runs it up to its activation from a rank's share of its input.
-    fn gathered_mlp_in(&self, b: &mut Builder) {
+    pub(super) fn gathered_mlp_in(&self, b: &mut Builder) {
         let up = |b: &mut Builder, input, chunk| self.gate_up(b, input, chunk);
         self.layer.tp.gathered(b, "gate_up_gather", self.keep.normed2(), self.s.input, up);
         self.activation(b, "");
@@ -162,6 +165,7 @@ impl Forward<'_> {
 
     pub(super) fn activation(&self, b: &mut Builder, which: &str) {
         self.layer.activation(b, self.layer.tokens(), self.keep.network(), which);
+        self.quantise(b, Coded::Act);
     }
 
     /// Runs the experts' half of a layer from its norm's output, into `s.branch`: the experts that every token visits

@@ -9,6 +9,7 @@ mod alone;
 mod backward;
 mod buffers;
 mod chunked;
+mod codes;
 mod flats;
 mod forward;
 mod indexer;
@@ -94,6 +95,10 @@ pub struct Layer {
     /// Whether the output of the activation is made again for the backward pass, and the outputs of norms.
     act_again: bool,
     norms_again: bool,
+    /// Whether a dense network keeps its input alone, and is made again for the backward pass up to its activation's output.
+    mlp_again: bool,
+    /// Whether of what norms and activations leave for products in FP8 codes are kept.
+    keeps_codes: bool,
     /// Whether the experts' half keeps its input alone, and runs again in the backward pass.
     experts_again: bool,
 }
@@ -235,6 +240,8 @@ impl Layer {
             mlp_chunks: Some(u64::from(par.options.mlp_chunks)).filter(|n| *n > 0),
             act_again: par.options.recompute_act && !experts_again,
             norms_again: par.options.recompute_norm,
+            mlp_again: par.options.recompute_mlp,
+            keeps_codes: par.options.keep_fp8,
             experts_again,
         }
     }

@@ -192,23 +192,35 @@ impl Lowering<'_> {
                 sums(&mut self.lowered, &all, [1, 0], [self.reads[0], self.writes[0]])
             }
             Values::Scaled { cols } => {
-                self.must_be("scales", self.reads[1], Dtype::F32)?;
                 let (mut first, mut terms) = (vec![0i64], vec![]);
                 for i in 0..count {
                     terms.extend(of(i).iter().map(|(row, _)| *row as i64));
                     first.push(terms.len() as i64);
                 }
-                let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), table(&first), table(&terms)];
-                args.extend(ints(&[count as u64, cols]));
-                let defines = vec![("W0".into(), word(self.writes[0])?)];
-                self.spread((source::expert, "sum_scaled_rows"), defines, count as u64 * cols, args);
-                Ok(())
+                self.scaled_rows([count as u64, cols], [table(&first), table(&terms)])
             }
         }
     }
 
+    /// Sums of rows of codes: those of `terms`, from `first` of one row on to that of the next.
+    fn scaled_rows(&mut self, [rows, cols]: [u64; 2], [first, terms]: [Arg; 2]) -> Result<()> {
+        self.must_be("codes", self.reads[0], Dtype::U8)?;
+        self.must_be("scales", self.reads[1], Dtype::F32)?;
+        let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), first, terms];
+        args.extend(ints(&[rows, cols]));
+        let defines = vec![("W0".into(), word(self.writes[0])?)];
+        self.spread((source::expert, "sum_scaled_rows"), defines, rows * cols, args);
+        Ok(())
+    }
+
+    /// Rows of codes as the numbers that they stand for: sums of one row each.
+    pub(super) fn dequantise(&mut self, rows: u64, cols: u64) -> Result<()> {
+        let each: Vec<i64> = (0..=rows as i64).collect();
+        self.scaled_rows([rows, cols], [table(&each), table(&each)])
+    }
+
     /// Rounds rows to codes: a warp for each block of 128.
-    fn quantise(&mut self, rows: u64, cols: u64) -> Result<()> {
+    pub(super) fn quantise(&mut self, rows: u64, cols: u64) -> Result<()> {
         self.must_be("codes", self.writes[0], Dtype::U8)?;
         self.must_be("scales", self.writes[1], Dtype::F32)?;
         let mut args = vec![Arg::Read(0), Arg::Write(0), Arg::Write(1)];

@@ -205,6 +205,8 @@ impl Lowering<'_> {
             Kernel::LatentRope { .. } => self.latent_rope(kernel, on),
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
             Kernel::Expert(expert) => self.expert(expert, on),
+            Kernel::Quantise { rows, cols } => self.quantise(*rows, *cols),
+            Kernel::Dequantise { rows, cols } => self.dequantise(*rows, *cols),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Ssm(ssm) => self.ssm(ssm, on),
             Kernel::Muon(kernel) => self.muon(kernel, on, step),

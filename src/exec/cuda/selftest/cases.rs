@@ -484,6 +484,10 @@ fn products(all: &mut Cases) {
         all.hold(&of(false, false), &one(), &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
         all.hold(&of(true, false), &one(), &[BF16, BF16, F32], &[Dtype::F32], 10.0 * SINGLE);
     }
+    let (rows, cols) = (37, 200);
+    all.hold(&Kernel::Quantise { rows, cols }, &one(), &[BF16], &[Dtype::U8, Dtype::F32], 1.0 / 250.0);
+    let coded = [(Dtype::U8, 0.0..127.0), (Dtype::F32, 0.1..1.0)];
+    all.hold(&Kernel::Dequantise { rows, cols }, &one(), &coded, &[Dtype::Bf16], ROUNDED);
     for (a_t, b_t) in [(false, true), (false, false), (true, false)] {
         let fp8 = Kernel::MatMul { m, n: 80, k: 208, a_t, b_t, accumulate: false, fp8: true, bias: false };
         all.hold(&fp8, &one(), &[BF16, BF16], &[Dtype::Bf16], 2.0 * ROUNDED);

@@ -1,6 +1,6 @@
 //! The plan of a run with everything chosen: with the least recomputation that fits, where none is stated.
 
-use super::setup::Setup;
+use super::setup::{Again, Setup};
 use super::standin::stand_in;
 use crate::error::{self, Cause};
 use crate::plan::Plan;
@@ -44,12 +44,18 @@ impl Setup {
     /// all recomputed, its weights were kept by means that the source does not state (offload, sharding), which tells
     /// nothing of its activations; it is predicted without, and that is noted.
     pub fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<Made, String> {
-        if let Some(part) = self.again {
+        if let Some(again) = self.again {
             let whole = self.with(Recompute::None, found)?;
             found.memory = None;
-            let again = self.with(Recompute::Full, found)?;
-            found.why.push(format!("recomputed: {:.0} % of what is in the layers", 100.0 * part));
-            return Ok(Made { beside: Some((whole.plan, 1.0 - part)), ..again });
+            let percent = 100.0 * again.part();
+            let (all, said) = match again {
+                Again::Layers(_) => (self.with(Recompute::Full, found)?, "what is in the layers"),
+                Again::Networks => {
+                    (self.networks_again(found)?, "what is before activations, and all of norms and these")
+                }
+            };
+            found.why.push(format!("recomputed: {percent:.0} % of {said}"));
+            return Ok(Made { beside: Some((whole.plan, 1.0 - again.part())), ..all });
         }
         if let Some(recompute) = stated {
             return self.with(recompute, found);
@@ -81,8 +87,21 @@ impl Setup {
 
     /// The plan with this recomputation, and whether it fits.
     fn with(&self, recompute: Recompute, found: &mut Prediction) -> Result<Made, String> {
-        let (mut model, mut split) = (self.model.clone(), self.split.clone());
+        let mut split = self.split.clone();
         split.par.recompute = recompute;
+        self.split_so(split, found)
+    }
+
+    /// The plan in which networks run again by themselves.
+    fn networks_again(&self, found: &mut Prediction) -> Result<Made, String> {
+        let mut split = self.split.clone();
+        (split.par.recompute, split.par.options.recompute_mlp) = (Recompute::None, true);
+        self.split_so(split, found)
+    }
+
+    /// The plan of a split, or of what stands in for it where it is refused.
+    fn split_so(&self, mut split: Split, found: &mut Prediction) -> Result<Made, String> {
+        let mut model = self.model.clone();
         let mut taken = Vec::new();
         loop {
             match self.build(&model, &split) {

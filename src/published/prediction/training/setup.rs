@@ -5,7 +5,7 @@ use crate::published::machine::{Chosen, Stated};
 use crate::published::model::{mixture, sizes};
 use crate::published::outcome::verdict::Prediction;
 use crate::published::rank::precision::{by_row, narrowest, whole};
-use crate::published::rank::recompute::{recomputed_part, unread};
+use crate::published::rank::recompute::{HALF, keeps_half_of_products, recomputed_part, unread};
 use crate::published::rank::savings;
 use crate::published::rank::tuning::Tuning;
 use crate::published::row::case::Training;
@@ -25,13 +25,31 @@ pub struct Setup {
     pub split: Split,
     pub machine: Chosen,
     pub stack: StackSpec,
-    /// So much of what full recomputation computes again is computed again, where that is stated or the system's habit.
-    pub again: Option<f64>,
+    /// What is computed again, where that is a part by its source or the system's habit.
+    pub again: Option<Again>,
     /// Weights stay as they are.
     pub tuning: Option<Tuning>,
     pub routing: Routing,
     /// Of weights and products.
     pub dtype: Dtype,
+}
+
+/// A part that is computed again: a plan that has all of it so stands beside one that has none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Again {
+    /// So much of what is in the layers.
+    Layers(f64),
+    /// What is before the activations of half of the networks, or half of it in all.
+    Networks,
+}
+
+impl Again {
+    pub fn part(self) -> f64 {
+        match self {
+            Again::Layers(part) => part,
+            Again::Networks => HALF,
+        }
+    }
 }
 
 impl Setup {
@@ -54,7 +72,8 @@ impl Setup {
         choose.say(tuning.map(|tuning| tuning.said().to_string()));
         let routing = mixture::routing(run);
         choose.note_unmodelled();
-        let again = recomputed_part(run, model.layers, split.par.pp, split.par.vp);
+        let layers = recomputed_part(run, model.layers, split.par.pp, split.par.vp).map(Again::Layers);
+        let again = layers.or(keeps_half_of_products(run).then_some(Again::Networks));
         Ok(Setup { model, split, machine, stack, again, tuning, routing, dtype })
     }
 }

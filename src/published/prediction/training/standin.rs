@@ -80,6 +80,16 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.options.recompute_mla_up = false,
     },
     Line {
+        faults: &[Word("recompute-mlp")],
+        said: "all computed again, not networks alone",
+        change: |_, s| s.par.options.recompute_mlp = false,
+    },
+    Line {
+        faults: &[Word("keep-fp8")],
+        said: "all computed again, not codes kept",
+        change: |_, s| s.par.options.keep_fp8 = false,
+    },
+    Line {
         faults: &[Word("recompute-norm")],
         said: "all computed again, not norms alone",
         change: |_, s| s.par.options.recompute_norm = false,
