@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod frames;
 pub mod grid;
 pub mod longest;
+pub mod played;
 mod point;
 mod remedy;
 pub mod search;
@@ -21,6 +22,7 @@ pub mod summary;
 pub use asked::{trained, usual_batch, usual_ep, usual_gpus};
 pub use case::Case;
 pub use grid::{Also, Batch, Grid};
+pub use played::Played;
 pub use point::Point;
 pub use remedy::Said;
 

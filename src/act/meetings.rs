@@ -165,7 +165,8 @@ impl<'a> Acts<'a> {
         let ends = [line.reads(node)[0], line.writes(node)[0]].map(|place| place.sized(self.plan));
         let bytes = wire.full_bytes(self.plan, ends);
         let (time, sent) = self.link(kind, spliced.lane, gang, bytes);
-        Part { time, bytes, sent, ctas: ctas(*engine) }
+        let channels = collective::channels_between(self.machine.cluster, kind, gang.nodes.len());
+        Part { time, bytes, sent, ctas: ctas(*engine).min(channels) }
     }
 
     /// How long a collective takes, and the bytes that a member sends inside nodes and between them, on average over the

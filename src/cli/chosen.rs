@@ -54,7 +54,6 @@ impl Chosen {
             .chain(self.part_of_nodes())
             .chain(split_by_nodes(&self.case.cluster, &self.point.par))
             .chain(self.over_a_bridge())
-            .chain(self.over_a_nic())
             .chain(self.over_wires())
             .chain(self.dropped())
             .chain(self.copies())
@@ -117,24 +116,9 @@ impl Chosen {
         meet.then(|| {
             format!(
                 "sockets: {} GPUs are on two of them, and the bridge between carries {:.0} GB/s; what several communicators send over it \
-                 at once meets in `simulate` alone, whose steps of a ring of 8 come out 20 to 36 % longer on such nodes than those of \
-                 `estimate`, `sweep` and `search`",
+                 at once meets where a step is simulated, and not in the walk of one rank",
                 cluster.per_node(),
                 sockets.bridge.value.value() / 1e9
-            )
-        })
-    }
-
-    /// That what rings of several GPUs send by one NIC meets there.
-    fn over_a_nic(&self) -> Option<String> {
-        let (par, cluster) = (&self.point.par, &self.case.cluster);
-        let shared = cluster.nics_per_rank().is_some_and(|nics| nics < 1.0) && cluster.nodes() > 1;
-        let ranks = par.tp.saturating_mul(par.ulysses).saturating_mul(par.ring);
-        (shared && par.ring > 1 && ranks > cluster.per_node()).then(|| {
-            format!(
-                "nics: GPUs of {} share them; keys, values and their gradients of two rings on one NIC meet in `simulate` alone, whose \
-                 steps of a ring of 8 over four nodes come out 12 to 25 % longer than those of `estimate`, `sweep` and `search`",
-                cluster.spec.name
             )
         })
     }

@@ -13,9 +13,9 @@ use crate::report::human::{self, Table, bytes, packed, percent, seconds, tokens}
 use crate::report::record;
 use crate::spec::{Dispatch, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::search::{
-    CEILING, Counts, Found, Nearest, Numerics, Played, Progress, Question, Space, Stop, Value, ends, search,
+    CEILING, Counts, Found, Nearest, Numerics, Progress, Question, Space, Stop, Value, ends, search,
 };
-use crate::sweep::{Case, Point, usual_gpus};
+use crate::sweep::{Case, Played, Point, usual_gpus};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -298,18 +298,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 /// That the best way takes another time when it is played, and what ranks share.
 fn crowded(fastest: &Played) -> Option<String> {
-    let over = fastest.apart()?;
-    let link = fastest.shared_link.as_ref().map(|shared| {
-        let others = if shared.links > 1 { format!(" and {} like it", shared.links - 1) } else { String::new() };
-        format!(": ranks get in each other's way, most on {}{others}", shared.link)
-    });
-    Some(format!(
-        "simulated, the best takes {} {} than by the walk of one rank, by which ways are searched, and what other choices cost \
-         is told{}; `foretrain simulate --explain` of it says where",
-        percent(over.abs()),
-        if over > 0.0 { "more" } else { "less" },
-        link.unwrap_or_default()
-    ))
+    let over = fastest.crowded("by which ways are searched, and what other choices cost is told")?;
+    Some(format!("simulated, the best takes {over}"))
 }
 
 /// That ways keep their places and times: why the first of them, and how many there are.

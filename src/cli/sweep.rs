@@ -22,7 +22,9 @@ use std::time::Instant;
 #[derive(Args)]
 #[command(after_help = "Example: foretrain sweep\n         \
     foretrain sweep --model llama-3-70b --gpus 256 --seq-len 32K,128K,512K --ulysses 1,8 --ring 1,2,4,8 --zero 3 --out results/70b\n\n\
-    Lists are separated by commas and crossed with each other. A sweep that was stopped goes on when it is started again.")]
+    Lists are separated by commas and crossed with each other. A sweep that was stopped goes on when it is started again.\n\
+Rows are by the walk of one rank. Where GPUs share the NICs of a node, or the bridge between its sockets, the five fastest\n\
+of each length are simulated, too, as ranks get in each other's way there, and the best way is the best of these.")]
 pub struct Flags {
     #[command(flatten)]
     model: Model,
@@ -245,14 +247,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
     let case = grid.case()?;
     let [record, memory_record] = software::record(&case);
-    let notes: Vec<String> = case.model.notes.iter().cloned().chain(case.cluster.spec.beyond(grid.gpus)).collect();
+    let mut best = summary::best(&study.rows);
+    summary::play(&case, &study.rows, &mut best);
+    let of_cluster = case.cluster.spec.beyond(grid.gpus).into_iter().chain(summary::crowded(&best));
+    let notes: Vec<String> = case.model.notes.iter().cloned().chain(of_cluster).collect();
     let nothing = summary::nothing_runs(&case, &study.rows)?;
     let came = record::sentence(&record) + &record::memory_sentence(&memory_record, "");
-    let text = human::notes(&notes) + &render(&grid, &study, nothing.as_deref(), took, &came, &files);
+    let text = human::notes(&notes) + &render(&grid, (&study, &best), nothing.as_deref(), took, &came, &files);
     let found = Found {
         study: &grid,
         notes,
-        best: summary::best(&study.rows),
+        best,
         record,
         memory_record,
         kept_rows: study.kept,
@@ -266,7 +271,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 }
 
 /// `nothing`: why none of the rows runs, if none does.
-fn render(grid: &Grid, study: &Study, nothing: Option<&str>, took: f64, record: &str, files: &[PathBuf]) -> String {
+fn render(
+    grid: &Grid,
+    (study, best): (&Study, &[summary::Best]),
+    nothing: Option<&str>,
+    took: f64,
+    record: &str,
+    files: &[PathBuf],
+) -> String {
     let batch = match &grid.batch {
         Batch::TokensPerStep(n) => format!("{} tokens a step", tokens(*n)),
         Batch::GlobalBatch(list) => {
@@ -282,7 +294,7 @@ fn render(grid: &Grid, study: &Study, nothing: Option<&str>, took: f64, record: 
         grid.stack,
         grid.dtype.name(),
         packed(&grid.documents),
-        summary::render(&study.rows)
+        summary::render(best, &study.rows)
     );
     if let Some(why) = nothing {
         text.push_str(&format!("nothing runs; what comes nearest\n  {why}\n\n"));

@@ -19,7 +19,7 @@ pub mod wires;
 use crate::plan::CollectiveKind;
 use std::ops::Range;
 
-pub use nccl::{Choice, Comm, LinkTime, Shared, choices, chosen, collective, collective_by, p2p};
+pub use nccl::{Choice, Comm, LinkTime, Shared, channels_between, choices, chosen, collective, collective_by, p2p};
 
 /// An operation among members, as nccl-tests has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -222,7 +222,9 @@ impl Engine<'_> {
             links.was_slowed(&kind, longest - meeting.transit.transfer);
         }
         let mut behind = BTreeSet::new();
-        self.hold_for(id, longest, &mut behind);
+        // Its ports alone would have let it go sooner. What it lost on links it has lost already: were its ports held for
+        // that time, too, its lane would owe it once more, and those behind it would wait for bytes that are gone.
+        self.hold_for(id, longest.min(self.lasting(id)), &mut behind);
         self.push(time, Event::Arrives { meeting: id, version });
         self.price(behind);
     }

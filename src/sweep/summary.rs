@@ -1,11 +1,13 @@
 //! A study in a table: the best way at every length, and why others do not run.
 
+use super::played::{Played, played, share_links};
 use super::{Case, Point, Said};
 use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::{Table, percent, seconds, tokens};
+use crate::sim::SharedLink;
 use serde::Serialize;
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
 /// The best of one length.
@@ -15,6 +17,12 @@ pub struct Best {
     pub points: usize,
     /// None where nothing runs.
     pub row: Option<Row>,
+    /// Its step as it is played event by event, s, where GPUs share links; then it is the best of a few that were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated_s: Option<f64>,
+    /// The link between ranks that delayed most, where any did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_link: Option<SharedLink>,
     /// Points that do not run, by the kind of their reason.
     pub infeasible: BTreeMap<String, usize>,
 }
@@ -23,7 +31,14 @@ pub struct Best {
 pub fn best(rows: &[Row]) -> Vec<Best> {
     let mut all: BTreeMap<u64, Best> = BTreeMap::new();
     for row in rows {
-        let empty = Best { seq_len: row.seq_len, points: 0, row: None, infeasible: BTreeMap::new() };
+        let empty = Best {
+            seq_len: row.seq_len,
+            points: 0,
+            row: None,
+            simulated_s: None,
+            shared_link: None,
+            infeasible: BTreeMap::new(),
+        };
         let best = all.entry(row.seq_len).or_insert(empty);
         best.points += 1;
         if !row.feasible {
@@ -33,6 +48,44 @@ pub fn best(rows: &[Row]) -> Vec<Best> {
         }
     }
     all.into_values().collect()
+}
+
+/// Rows of a length that are played, of as many ops, one rank of each class counted.
+const PLAYED: usize = 5;
+const MOST_OPS: f64 = 1e6;
+
+/// Plays the fastest rows of each length where GPUs share links, and takes the one that is the best then. Rows stay as they
+/// are.
+pub fn play(case: &Case, rows: &[Row], all: &mut [Best]) {
+    if !share_links(&case.cluster) {
+        return;
+    }
+    for best in all {
+        let mut few: Vec<Row> =
+            rows.iter().filter(|row| row.feasible && row.seq_len == best.seq_len).cloned().collect();
+        few.sort_by(|a, b| b.mfu.partial_cmp(&a.mfu).unwrap_or(Ordering::Equal));
+        few.truncate(PLAYED);
+        // Rows of a length may have more or fewer sequences a step.
+        let rate = |way: &Played| way.mfu.unwrap_or(0.0) * way.step_time_s.unwrap_or(0.0) / way.time();
+        let ways = played(case, &|| false, MOST_OPS, few);
+        // Of those that are as fast the first.
+        if let Some(way) = ways.into_iter().rev().max_by(|a, b| rate(a).total_cmp(&rate(b))) {
+            let Played { row, simulated_s, shared_link, .. } = way;
+            *best = Best { row: Some(row), simulated_s, shared_link, ..best.clone() };
+        }
+    }
+}
+
+/// That the best of some length takes another time when it is played: of the one that differs most.
+pub fn crowded(all: &[Best]) -> Option<String> {
+    let way = |best: &Best| {
+        let (simulated_s, shared_link) = (best.simulated_s, best.shared_link.clone());
+        let way = Played { simulated_s, shared_link, ..Played::new(best.row.clone()?) };
+        way.apart().map(|over| (over.abs(), best.seq_len, way))
+    };
+    let (_, seq_len, way) = all.iter().filter_map(way).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let over = way.crowded("by which rows are")?;
+    Some(format!("simulated, the best way of {} takes {over}", tokens(seq_len)))
 }
 
 /// Where no point runs at all: the one that comes nearest, and what would make it fit. Of those that lack memory it is the one
@@ -58,33 +111,30 @@ fn way(row: &Row) -> String {
 }
 
 /// A line for each length, and what the infeasible points add up to.
-pub fn render(rows: &[Row]) -> String {
-    let all = best(rows);
-    let mut table = Table::new(">><<>>><<");
-    table.row([
-        "seq_len",
-        "batch",
-        "best way",
-        "recompute",
-        "MFU",
-        "step",
-        "memory",
-        "most time goes to",
-        "do not run",
-    ]);
-    for best in &all {
+pub fn render(all: &[Best], rows: &[Row]) -> String {
+    let plays = all.iter().any(|best| best.simulated_s.is_some());
+    let mut table = Table::new(if plays { ">><<>>>><<" } else { ">><<>>><<" });
+    let heads = ["seq_len", "batch", "best way", "recompute", "MFU", "step"];
+    let simulated = plays.then_some("simulated");
+    table.row(heads.into_iter().chain(simulated).chain(["memory", "most time goes to", "do not run"]));
+    for best in all {
         let mut cells = vec![tokens(best.seq_len)];
         match &best.row {
-            Some(row) => cells.extend([
-                row.global_batch.to_string(),
-                way(row),
-                row.recompute.clone(),
-                percent(row.mfu.unwrap_or(f64::NAN)),
-                seconds(row.step_time_s.unwrap_or(f64::NAN)),
-                row.memory(),
-                row.limit.clone(),
-            ]),
-            None => cells.extend(["-", "nothing runs", "", "", "", "", ""].map(String::from)),
+            Some(row) => {
+                cells.extend([
+                    row.global_batch.to_string(),
+                    way(row),
+                    row.recompute.clone(),
+                    percent(row.mfu.unwrap_or(f64::NAN)),
+                    seconds(row.step_time_s.unwrap_or(f64::NAN)),
+                ]);
+                cells.extend(plays.then(|| best.simulated_s.map_or(String::new(), seconds)));
+                cells.extend([row.memory(), row.limit.clone()]);
+            }
+            None => {
+                cells.extend(["-", "nothing runs", "", "", "", "", ""].map(String::from));
+                cells.extend(plays.then(String::new));
+            }
         }
         let why: Vec<String> = best.infeasible.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
         let none: usize = best.infeasible.values().sum();
@@ -115,6 +165,7 @@ fn examples(rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::played::tests::{one_nic, stages};
     use super::*;
     use crate::spec::{LlmSpec, Parallelism};
 
@@ -136,6 +187,26 @@ mod tests {
         );
         assert_eq!(said(std::slice::from_ref(&odd)), Some(format!("4 K, ulysses 64, recompute none: {}", odd.why)));
         assert_eq!(said(&[near, fits]), None);
+    }
+
+    #[test]
+    fn where_gpus_share_a_nic_the_best_is_the_best_of_those_played() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |cluster: &str| {
+            let (case, point) = stages(cluster);
+            let other = Point { par: Parallelism { pp: 4, dp: 16, ..point.par }, ..point };
+            let rows = [point, other].map(|point| case.row(&point).unwrap());
+            let mut all = best(&rows);
+            play(&case, &rows, &mut all);
+            (all, rows)
+        };
+        let (all, rows) = of(&one_nic(dir.path()));
+        let played = all[0].simulated_s.unwrap();
+        assert!(rows.iter().any(|row| row.step_time_s < Some(played) && all[0].row.as_ref() == Some(row)), "{all:?}");
+        assert!(render(&all, &rows).contains("step  simulated"), "{}", render(&all, &rows));
+        let (all, rows) = of("dgx-h100");
+        assert_eq!((all[0].simulated_s, crowded(&all)), (None, None));
+        assert!(!render(&all, &rows).contains("simulated"));
     }
 
     #[test]
@@ -162,11 +233,11 @@ mod tests {
         assert_eq!(all[0].row.as_ref().unwrap().mfu, Some(0.5));
         assert_eq!((all[0].points, all[0].infeasible["heads"]), (3, 1));
         assert!(all[1].row.is_none() && all[1].infeasible["memory"] == 2);
-        let text = render(&rows);
+        let text = render(&best(&rows), &rows);
         assert!(text.contains("16 K") && text.contains("nothing runs") && text.contains("2 of 2: 2 memory"), "{text}");
         // What is not the default is said of the best way, and of those that do not run.
         let other = rows.clone().map(|row| Row { zero: 3, micro_batch: 2, ..row });
-        let text_of_others = render(&other);
+        let text_of_others = render(&best(&other), &other);
         assert!(text_of_others.contains("no split, zero 3, micro_batch 2  "), "{text_of_others}");
         assert!(text_of_others.contains("16 K, no split, zero 3, micro_batch 2, recompute "), "{text_of_others}");
         assert!(!text.contains("zero") && !text.contains("micro_batch"), "{text}");

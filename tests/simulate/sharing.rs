@@ -1,8 +1,9 @@
 //! Links that several ranks share.
 
-use crate::plans::{self, FLAT, Host, SM, pods, way, work};
+use crate::plans::{self, COPY, FLAT, Host, SM, pods, way, work};
 use crate::played::{host, large, step, with};
 use foretrain::cost::cost;
+use foretrain::plan::builder::Via;
 use foretrain::plan::*;
 use foretrain::sim::{Effort, Fault, simulate};
 use foretrain::spec::*;
@@ -110,5 +111,31 @@ fn the_loop_does_not_turn_without_getting_on() {
         let most = classes * well.events as f64;
         assert!(found.events as f64 <= most, "{} events, {} of a machine that is well", found.events, well.events);
         assert!(found.hang.is_none() && step(&found) > step(&well));
+    }
+}
+
+/// Eight ranks of a node send to the other by one NIC: two messages each, on two lanes, then a third behind the first. The NIC
+/// is never empty, so the step is what it takes for all bytes. What a message lost to the other there its lane owed once more, and
+/// the other waited for it when it had gone.
+#[test]
+fn what_is_lost_on_a_nic_is_lost_once() {
+    let (par, elems) = (way(1, 2, 8), 1 << 28);
+    let mut plan = plans::plan(&large(1), &par, &work(&par, 8192, 1, 1), COPY);
+    let (mut b, group) = (Builder::new(), Group::axes(&[Axis::Cp]));
+    let via = |index| Via { group: &group, index, engine: Engine::CopyEngine };
+    for (at, index) in [0, 1, 0].into_iter().enumerate() {
+        let sent = b.tensor(&format!("sent.{at}"), &[elems], Dtype::F32, TensorKind::CommBuffer, 2);
+        b.hop(&format!("hop.{at}"), via(index), 1, sent, sent.slot(1), at as u32);
+    }
+    plan.programs = vec![Program { name: "hand".into(), ops: b.finish() }];
+    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
+    let host = host(&plan, &|spec| {
+        let out = spec.scale_out.as_mut().unwrap();
+        (out.nics_per_node, out.p2p, out.several) = (1, out.achieved.clone(), None);
+    });
+    let nic = host.cluster.spec.scale_out.as_ref().unwrap().achieved.value.value();
+    let all = 8.0 * 3.0 * 4.0 * elems as f64 / nic;
+    for step in [step(&with(&plan, &host, true, &[])), cost(&plan, host.machine(), FLAT).unwrap().step.value()] {
+        assert!((1.0..1.01).contains(&(step / all)), "{step} s, where the NIC takes {all}");
     }
 }

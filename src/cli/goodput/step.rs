@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::goodput::checkpoint::state_bytes;
 use crate::plan::Plan;
 use crate::report::human::{counted, decimal};
-use crate::report::record;
+use crate::report::{Row, record};
 use crate::spec::{ClusterSpec, FleetSpec};
-use crate::sweep::Case;
+use crate::sweep::{Case, played};
 use crate::units::Bytes;
 
 /// The step, and what is saved of it.
@@ -29,11 +29,14 @@ pub struct Step {
     pub tokens: Option<f64>,
 }
 
-/// What is to be known of a step that was costed: other software, and how published runs came out.
+/// What is to be known of a step that was costed: other software, links that ranks share, and how published runs came out.
 fn predicted(case: &Case, plan: &Plan) -> Result<Vec<String>> {
     let said = record::sentence(&software::record(case)[0]).trim_end().to_string();
     let said = (!said.is_empty()).then_some(said);
-    Ok(software::notes(case, plan, &case.cost(plan)?)?.into_iter().chain(said).collect())
+    let timeline = case.cost(plan)?;
+    let row = Row { step_time_s: Some(timeline.step.value()), ..Row::default() };
+    let crowded = played::beside(case, plan, row).and_then(|played| played.beside_cost());
+    Ok(software::notes(case, plan, &timeline)?.into_iter().chain(crowded).chain(said).collect())
 }
 
 impl Flags {

@@ -17,7 +17,7 @@ mod tuner;
 use super::{Algorithm, Operation, Protocol, rounds, wires};
 use crate::cluster::Cluster;
 use crate::plan::CollectiveKind;
-use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
+use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, ScaleOut, StackSpec};
 use crate::units::{Bytes, Seconds};
 pub use fitted::{FITTED, Fitted, Inside, ProtocolFit};
 pub use sends::{Comm, Shared};
@@ -125,6 +125,18 @@ pub fn chosen(
 pub fn is_narrow_inside(cluster: &Cluster, stack: &StackSpec, members: &[u32]) -> bool {
     let library = Nccl::new(cluster, stack);
     Tuner::new(cluster, stack, library.fitted, &Shape::of(cluster, members)).is_narrow_inside()
+}
+
+/// Thread blocks that a collective over several nodes has at most, a channel each: every ring leaves a node by a NIC of
+/// its own, and has two channels, or four of a NIC of more than 45 GB/s (src/graph/connect.cc; 2 with one NIC for eight
+/// GPUs: github issue NVIDIA/nccl-tests#133). Said of nodes whose GPUs share NICs: where each has its own that would be 16, and
+/// what kernels lose beside collectives there is measured, see `collective_ctas` of a stack. All-to-alls are sends.
+pub fn channels_between(cluster: &Cluster, kind: CollectiveKind, nodes: usize) -> u16 {
+    let rings = nodes > 1 && kind != CollectiveKind::AllToAll;
+    let shared = |out: &&ScaleOut| rings && out.nics_per_node < cluster.spec.gpus_per_node;
+    let Some(out) = cluster.spec.scale_out.as_ref().filter(shared) else { return u16::MAX };
+    let each = if out.raw.value.value() > 45e9 { 4 } else { 2 };
+    (each * out.nics_per_node).min(u32::from(u16::MAX)) as u16
 }
 
 /// The library on a cluster.
@@ -278,6 +290,18 @@ mod tests {
     }
 
     pub const MIB: f64 = 1024.0 * 1024.0;
+
+    #[test]
+    fn a_nic_that_gpus_share_has_two_channels() {
+        let of = |name: &str, kind, nodes| channels_between(&at(name, 16).0, kind, nodes);
+        let (ring, sends, all) = (CollectiveKind::AllReduce, CollectiveKind::AllToAll, u16::MAX);
+        assert_eq!([of("a10-pcie", ring, 2), of("a100-4x200", ring, 2)], [2, 8]);
+        assert_eq!([of("a100-4x200", ring, 1), of("a100-4x200", sends, 2), of("dgx-a100", ring, 2)], [all; 3]);
+        let mut wide = ClusterSpec::find("dgx-h100").unwrap();
+        wide.scale_out.as_mut().unwrap().nics_per_node = 1;
+        let wide = Cluster::new(&wide, &GpuSpec::find("h100-sxm5").unwrap(), 16).unwrap();
+        assert_eq!(channels_between(&wide, ring, 2), 4);
+    }
 
     #[test]
     fn alone_costs_nothing_and_groups_cost_more_with_distance() {

@@ -1,7 +1,8 @@
 //! What a search brings.
 
-use super::{Nearest, Numerics, Played, Value};
+use super::{Nearest, Numerics, Value};
 use crate::error::Reason;
+use crate::sweep::played::{Played, fastest};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -23,6 +24,13 @@ pub struct Found {
     /// Where nothing fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<Nearest>,
+}
+
+impl Found {
+    /// The fastest of all, with words or without: of two that were played by what is played.
+    pub fn fastest(&self) -> Option<&Played> {
+        fastest(&self.best, &self.refined)
+    }
 }
 
 /// Ways by what became of them.
@@ -61,4 +69,54 @@ pub struct Counts {
 
 fn is_none(n: &usize) -> bool {
     *n == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{dense, found};
+    use super::super::{Question, Space, step};
+    use crate::spec::{Recompute, Schedule};
+    use crate::sweep::played::tests::one_nic;
+
+    /// A pipeline over four nodes, in rounds of chunks or not.
+    fn question(cluster: &str) -> Question {
+        let space = Space {
+            tp: vec![2],
+            pp: vec![4],
+            ulysses: vec![1],
+            ring: vec![1],
+            zero: vec![1],
+            recompute: vec![Recompute::Full],
+            schedules: vec![Schedule::OneF1B, Schedule::Interleaved],
+            ..dense().space
+        };
+        Question { cluster: cluster.into(), gpus: 32, space, ..dense() }
+    }
+
+    /// Chunks have twice as much to send; the search took them for the faster way, and they are not.
+    #[test]
+    fn on_a_shared_nic_the_best_is_what_is_best_when_played() {
+        let dir = tempfile::tempdir().unwrap();
+        let got = found(&question(&one_nic(dir.path())), None);
+        let first = &got.best[0];
+        let second = got.best.iter().min_by(|a, b| step(a).total_cmp(&step(b))).unwrap();
+        assert_eq!((first.vp, second.vp), (1, 2));
+        assert!(step(first) > step(second) && first.time() < second.time(), "{first:?} {second:?}");
+        let link = second.shared_link.as_ref().unwrap();
+        assert!(second.apart().is_some_and(|over| over > 0.05) && link.link.starts_with("NIC 0"), "{link:?}");
+        let fastest = got.fastest().unwrap();
+        assert!(got.best.iter().chain(&got.refined).all(|way| fastest.time() <= way.time()));
+        assert!(got.refined.windows(2).all(|two| two[0].time() <= two[1].time()), "{:?}", got.refined);
+    }
+
+    #[test]
+    fn with_a_nic_for_each_gpu_nothing_changes() {
+        let got = found(&question("dgx-h100"), None);
+        assert!(got.best.len() > 1 && !got.refined.is_empty());
+        for ways in [&got.best, &got.refined] {
+            assert!(ways.iter().all(|way| way.simulated_s.is_some() && way.apart().is_none()), "{ways:?}");
+            assert!(ways.windows(2).all(|two| step(&two[0]) <= step(&two[1])), "{ways:?}");
+        }
+        assert_eq!(got.fastest(), got.refined.first());
+    }
 }

@@ -12,7 +12,6 @@ mod candidates;
 mod found;
 mod nearest;
 mod numerics;
-mod played;
 mod probe;
 mod question;
 mod refine;
@@ -24,18 +23,18 @@ mod values;
 pub use found::{Counts, Found};
 pub use nearest::Nearest;
 pub use numerics::Numerics;
-pub use played::Played;
 pub use question::Question;
 pub use space::{Space, ends};
 pub use values::{CEILING, Value};
 
+use super::played::{Played, played, step};
 use super::store::{self, Store};
 use super::{Case, Point};
 use crate::error::{Cause, Error, Result};
 use crate::report::Row;
 use candidates::{Candidate, Probes};
 use rayon::prelude::*;
-use row::{fastest, is_slow, looked_at, row, slow, step};
+use row::{fastest, is_slow, looked_at, row, slow};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +43,8 @@ use std::path::{Path, PathBuf};
 const ROUND: usize = 16;
 /// The same where one way is looked for.
 const FEW: usize = 4;
+/// Ops that the best are played with.
+const MOST_OPS: f64 = 4e6;
 
 /// What is looked for among candidates.
 #[derive(Clone, Copy)]
@@ -164,7 +165,7 @@ impl Search<'_> {
         let values = values::values(self, &candidates, &mut costed, &mut beside)?;
         (counts.beside, counts.nearest_bound) = (beside.costed, beside.nearest_bound);
         let least = best.first().map(step);
-        let best = played::played(self, best);
+        let best = played(self.case, self.stop, MOST_OPS, best);
         let mut refined = refine::refine(self, &best)?;
         if let Some(least) = least {
             let refused = spare::refused(self, &too_large, &costed, least);
@@ -174,8 +175,8 @@ impl Search<'_> {
             refined.dedup();
             counts.spared = spared.costed;
         }
-        let refined = played::played(self, refined);
-        let numerics = match played::fastest(&best, &refined) {
+        let refined = played(self.case, self.stop, MOST_OPS, refined);
+        let numerics = match super::played::fastest(&best, &refined) {
             Some(fastest) => numerics::numerics(self, fastest)?,
             None => vec![],
         };

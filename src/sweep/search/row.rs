@@ -4,6 +4,7 @@ use crate::error::{Cause, Error, Reason, Result};
 use crate::plan::Plan;
 use crate::plan::route::dropped;
 use crate::report::Row;
+use crate::sweep::played::step;
 use crate::sweep::{Case, Point};
 
 /// The row of a point: the row that a sweep has, unless it takes `limit` or longer.
@@ -64,10 +65,6 @@ pub(super) fn slow(row: Row) -> Row {
 /// Whether its memory was not looked at.
 pub(super) fn is_slow(row: &Row) -> bool {
     row.why.cause == Cause::Search
-}
-
-pub(super) fn step(row: &Row) -> f64 {
-    row.step_time_s.unwrap_or(f64::INFINITY)
 }
 
 /// Those that fit, the fastest first.

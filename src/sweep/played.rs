@@ -1,19 +1,22 @@
 //! The best ways once more, event by event: ranks that share a link get in each other's way there, which the walk of one
 //! rank, all that it sends at full rate, does not tell.
 
-use super::{Found, Search, step};
+use super::{Case, Point};
+use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::fold;
+use crate::plan::Plan;
 use crate::report::Row;
+use crate::report::human::{percent, seconds};
 use crate::sim::{Effort, SharedLink, simulate};
 use crate::strategy::guard::ops_of_a_rank;
-use crate::sweep::{Case, Point};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Deref;
 
-/// Ops that ways of a list are played with, one rank of each class counted: a core goes through a million in a second or two.
-const MOST_OPS: f64 = 4e6;
+/// Ops, one rank of each class counted, that one plan is played with beside its cost: a core goes through a million in a second
+/// or a few.
+const FEW_OPS: f64 = 2.5e5;
 /// Part of a step that is rounding: stages of a pipeline come to a port in another order here than there.
 const ROUNDING: f64 = 2e-3;
 /// Part of a step from which on what is played is another answer.
@@ -43,7 +46,7 @@ impl Deref for Played {
 }
 
 impl Played {
-    fn new(row: Row) -> Played {
+    pub fn new(row: Row) -> Played {
         Played { row, simulated_s: None, not_simulated: None, shared_link: None }
     }
 
@@ -57,20 +60,46 @@ impl Played {
         self.beyond().filter(|over| over.abs() > APART)
     }
 
+    /// How much longer the step is than by the walk of one rank, of which `that` is to be known, and on which link ranks meet
+    /// most; none where it is no other answer.
+    pub fn crowded(&self, that: &str) -> Option<String> {
+        let over = self.apart()?;
+        let link = self.shared_link.as_ref().map(|shared| {
+            let others = if shared.links > 1 { format!(" and {} like it", shared.links - 1) } else { String::new() };
+            format!(": ranks get in each other's way, most on {}{others}", shared.link)
+        });
+        Some(format!(
+            "{} {} than by the walk of one rank, {that}{}; `foretrain simulate --explain` of it says where",
+            percent(over.abs()),
+            if over > 0.0 { "more" } else { "less" },
+            link.unwrap_or_default()
+        ))
+    }
+
+    /// The same of a step whose cost is told, or that nobody knows.
+    pub fn beside_cost(&self) -> Option<String> {
+        if let Some(why) = &self.not_simulated {
+            return Some(format!(
+                "GPUs share links, on which ranks may get in each other's way, and the step is told by the walk of one rank: {why}; \
+                 `foretrain simulate` says more"
+            ));
+        }
+        let over = self.crowded("which is what is told here")?;
+        Some(format!("simulated, the step takes {}, {over}", seconds(self.simulated_s?)))
+    }
+
     /// What the way is told from others by, s.
-    fn time(&self) -> f64 {
+    pub(super) fn time(&self) -> f64 {
         step(self) * (1.0 + self.beyond().unwrap_or(0.0))
     }
 }
 
-impl Found {
-    /// The fastest of all, with words or without: of two that were played by what is played.
-    pub fn fastest(&self) -> Option<&Played> {
-        fastest(&self.best, &self.refined)
-    }
+/// What is known of a way's step.
+pub(super) fn step(row: &Row) -> f64 {
+    row.step_time_s.unwrap_or(f64::INFINITY)
 }
 
-/// See [`Found::fastest`].
+/// The fastest of all, with words or without: of two that were played by what is played.
 pub(super) fn fastest<'w>(best: &'w [Played], refined: &'w [Played]) -> Option<&'w Played> {
     let faster = |plain: &Played, with: &Played| match (plain.simulated_s, with.simulated_s) {
         (Some(_), Some(_)) => plain.time() < with.time(),
@@ -80,14 +109,13 @@ pub(super) fn fastest<'w>(best: &'w [Played], refined: &'w [Played]) -> Option<&
     plain.or(refined.first())
 }
 
-/// Plays ways, the fastest first, until they have more ops than are played: those are left out. The ways that were played
-/// change places among each other.
-pub(super) fn played(search: &Search, rows: Vec<Row>) -> Vec<Played> {
-    let case = search.case;
+/// Plays ways, the fastest first, until they have more than `most` ops, one rank of each class counted: those are left out. The
+/// ways that were played change places among each other.
+pub(super) fn played(case: &Case, stop: &(dyn Fn() -> bool + Sync), most: f64, rows: Vec<Row>) -> Vec<Played> {
     let ops: Vec<Result<f64>> = rows.par_iter().map(|row| ops(case, row)).collect();
-    let mut left = MOST_OPS;
+    let mut left = most;
     let room = |ops: Result<f64>| match ops {
-        Ok(ops) if ops > left => Err(format!("{ops:.1e} ops of its kinds of ranks are more than are simulated here")),
+        Ok(ops) if ops > left => Err(too_many(ops)),
         Ok(ops) => {
             left -= ops;
             Ok(())
@@ -96,7 +124,7 @@ pub(super) fn played(search: &Search, rows: Vec<Row>) -> Vec<Played> {
     };
     let room: Vec<std::result::Result<(), String>> = ops.into_iter().map(room).collect();
     let all = rows.into_par_iter().zip(room).map(|(row, room)| match room {
-        _ if (search.stop)() => Played::new(row),
+        _ if stop() => Played::new(row),
         Ok(()) => play(case, row),
         Err(why) => Played { not_simulated: Some(why), ..Played::new(row) },
     });
@@ -113,14 +141,46 @@ fn in_order(mut all: Vec<Played>) -> Vec<Played> {
 
 /// Ops of a rank of each class, as many as the longest has.
 fn ops(case: &Case, row: &Row) -> Result<f64> {
-    let plan = case.plan(&Point::of_row(row))?;
-    Ok(ops_of_a_rank(&plan) * fold::refine(&plan, &case.cluster).representatives.len() as f64)
+    Ok(ops_of(case, &case.plan(&Point::of_row(row))?))
+}
+
+fn ops_of(case: &Case, plan: &Plan) -> f64 {
+    ops_of_a_rank(plan) * fold::refine(plan, &case.cluster).representatives.len() as f64
+}
+
+/// Whether GPUs share the NICs of their node, or the bridge between its sockets: there the walk of one rank can be another
+/// answer. Uplinks of pods are in the analytic times as far as groups alike share them.
+pub(super) fn share_links(cluster: &Cluster) -> bool {
+    let nics = cluster.nodes() > 1 && cluster.nics_per_rank().is_some_and(|nics| nics < 1.0);
+    nics || cluster.spec.scale_up.sockets.as_ref().is_some_and(|sockets| cluster.per_node() > sockets.gpus)
+}
+
+/// The plan of a row that was costed, where GPUs share links: played, if that takes no longer than about a second.
+pub fn beside(case: &Case, plan: &Plan, row: Row) -> Option<Played> {
+    if row.step_time_s.is_none() || !share_links(&case.cluster) {
+        return None;
+    }
+    let ops = ops_of(case, plan);
+    if ops > FEW_OPS {
+        return Some(Played { not_simulated: Some(too_many(ops)), ..Played::new(row) });
+    }
+    Some(of_plan(case, plan, row))
+}
+
+fn too_many(ops: f64) -> String {
+    format!("{ops:.1e} ops of its kinds of ranks are more than are simulated here")
 }
 
 fn play(case: &Case, row: Row) -> Played {
+    match case.plan(&Point::of_row(&row)) {
+        Ok(plan) => of_plan(case, &plan, row),
+        Err(why) => Played { not_simulated: Some(why.to_string()), ..Played::new(row) },
+    }
+}
+
+fn of_plan(case: &Case, plan: &Plan, row: Row) -> Played {
     let effort = Effort { why: true, ..Effort::SUMS };
-    let found = case.plan(&Point::of_row(&row)).and_then(|plan| simulate(&plan, case.machine(), &[], effort));
-    match found {
+    match simulate(plan, case.machine(), &[], effort) {
         Ok(found) => Played {
             simulated_s: Some(found.timeline.step.value()),
             shared_link: found.shared.into_iter().next(),
@@ -132,32 +192,14 @@ fn play(case: &Case, row: Row) -> Played {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::{dense, found};
-    use super::super::{Question, Space};
+pub mod tests {
     use super::*;
-    use crate::spec::{Recompute, Schedule};
+    use crate::spec::{LlmSpec, Parallelism};
     use serde_json::Value;
     use std::path::Path;
-    use std::slice::from_ref;
-
-    /// A pipeline over four nodes, in rounds of chunks or not.
-    fn question(cluster: &str) -> Question {
-        let space = Space {
-            tp: vec![2],
-            pp: vec![4],
-            ulysses: vec![1],
-            ring: vec![1],
-            zero: vec![1],
-            recompute: vec![Recompute::Full],
-            schedules: vec![Schedule::OneF1B, Schedule::Interleaved],
-            ..dense().space
-        };
-        Question { cluster: cluster.into(), gpus: 32, space, ..dense() }
-    }
 
     /// The eight GPUs of a node share one NIC of 64 Gb/s.
-    fn one_nic(dir: &Path) -> String {
+    pub fn one_nic(dir: &Path) -> String {
         let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/models/cluster/dgx-h100.json");
         let mut spec: Value = serde_json::from_str(&std::fs::read_to_string(shipped).unwrap()).unwrap();
         let out = spec["scale_out"].as_object_mut().unwrap();
@@ -171,31 +213,26 @@ mod tests {
         path.display().to_string()
     }
 
-    /// Chunks have twice as much to send; the search took them for the faster way, and they are not.
-    #[test]
-    fn on_a_shared_nic_the_best_is_what_is_best_when_played() {
-        let dir = tempfile::tempdir().unwrap();
-        let got = found(&question(&one_nic(dir.path())), None);
-        let first = &got.best[0];
-        let second = got.best.iter().min_by(|a, b| step(a).total_cmp(&step(b))).unwrap();
-        assert_eq!((first.vp, second.vp), (1, 2));
-        assert!(step(first) > step(second) && first.time() < second.time(), "{first:?} {second:?}");
-        let link = second.shared_link.as_ref().unwrap();
-        assert!(second.apart().is_some_and(|over| over > 0.05) && link.link.starts_with("NIC 0"), "{link:?}");
-        let fastest = got.fastest().unwrap();
-        assert!(got.best.iter().chain(&got.refined).all(|way| fastest.time() <= way.time()));
-        assert!(got.refined.windows(2).all(|two| two[0].time() <= two[1].time()), "{:?}", got.refined);
+    /// A pipeline whose stages are a node each: activations go one way by the NIC while gradients go the other.
+    pub fn stages(cluster: &str) -> (Case, Point) {
+        let case = Case::new(LlmSpec::find("llama-3-8b").unwrap(), cluster, "nccl-fa3", 64, None).unwrap();
+        let par = Parallelism { pp: 8, dp: 8, zero: 1, ..Parallelism::default() };
+        (case, Point { seq_len: 8192, global_batch: 128, micro_batch: 1, par })
     }
 
+    /// Costed alone, the step was said to be up to a third shorter than it is played.
     #[test]
-    fn with_a_nic_for_each_gpu_nothing_changes() {
-        let got = found(&question("dgx-h100"), None);
-        assert!(got.best.len() > 1 && !got.refined.is_empty());
-        for ways in [&got.best, &got.refined] {
-            assert!(ways.iter().all(|way| way.simulated_s.is_some() && way.apart().is_none()), "{ways:?}");
-            assert!(ways.windows(2).all(|two| step(&two[0]) <= step(&two[1])), "{ways:?}");
-        }
-        assert_eq!(got.fastest(), got.refined.first());
+    fn where_gpus_share_a_nic_a_step_is_played_beside_its_cost() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |cluster: &str| {
+            let (case, point) = stages(cluster);
+            beside(&case, &case.plan(&point).unwrap(), case.row(&point).unwrap())
+        };
+        let played = of(&one_nic(dir.path())).unwrap();
+        assert!(played.apart().is_some_and(|over| over > APART), "{:?} for {:?}", played.simulated_s, step(&played));
+        let said = played.beside_cost().unwrap();
+        assert!(said.starts_with("simulated, the step takes ") && said.contains("most on NIC 0 "), "{said}");
+        assert_eq!(of("dgx-h100"), None);
     }
 
     /// What was not played stays where it is, and others go round it.
@@ -208,7 +245,9 @@ mod tests {
         let all = [way(1.0, Some(2.0)), way(1.1, None), way(1.2, Some(1.4)), way(1.3, Some(1.3001))];
         let steps: Vec<f64> = in_order(all.to_vec()).iter().map(|way| step(way)).collect();
         assert_eq!(steps, [1.3, 1.1, 1.2, 1.0]);
-        let of_two = |plain: &Played, with: &Played| step(fastest(from_ref(plain), from_ref(with)).unwrap());
+        let of_two = |plain: &Played, with: &Played| {
+            step(fastest(std::slice::from_ref(plain), std::slice::from_ref(with)).unwrap())
+        };
         assert_eq!((of_two(&all[2], &all[0]), of_two(&all[1], &all[0]), of_two(&all[3], &all[2])), (1.2, 1.0, 1.3));
         assert!(fastest(&[], &[]).is_none());
     }
