@@ -384,6 +384,25 @@ mod tests {
         assert!(why.contains("own.json: scale_up.package") && why.contains("packages of 3"), "{why}");
     }
 
+    /// Two GPUs of a DGX-1 had the 128 GB/s of all six links between them, whatever the file said of one peer.
+    #[test]
+    fn a_ring_has_no_more_than_joins_its_members() {
+        let c = Cluster::shipped("v100-dgx1", 8);
+        let ring = |members: &[u32]| {
+            let up = &c.spec.scale_up;
+            up.ring(8, members.len() as u32, c.slowest_peer(members)).value() / 1e9
+        };
+        let found = [&[0, 1][..], &[0, 1, 2, 3], &[0, 1, 2, 3, 4, 5, 6, 7]].map(ring);
+        assert!(found.iter().zip([28.4, 85.2, 128.0]).all(|(a, b)| (a - b).abs() < 1e-9), "{found:?}");
+        // Across the quads a seventh of what rings of all eight have.
+        assert!((ring(&[0, 4]) - 128.0 / 7.0).abs() < 1e-9 && c.peer(0, 4).unwrap().value() == 8e9);
+        // No packages, and links that are no multiple of the peers.
+        let mut up = c.spec.scale_up.clone();
+        up.package = None;
+        let plain = |gpus, members| up.ring(gpus, members, Some(BytesPerSec::new(10e9))).value() / 1e9;
+        assert_eq!([plain(8, 2), plain(8, 4), plain(5, 5)], [10.0, 30.0, 40.0]);
+    }
+
     #[test]
     fn paths_go_as_high_as_they_have_to() {
         let c = Cluster::shipped("h100-24k-roce", 16384);

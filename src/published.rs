@@ -15,6 +15,7 @@ pub mod row;
 pub mod software;
 mod split;
 
+pub use machine::is_another;
 pub use outcome::summary::Summary;
 pub use outcome::verdict::Verdict;
 pub use row::case::{Case, Facts};

@@ -98,6 +98,22 @@ proptest! {
     }
 }
 
+/// Planned stops save first: what a failure would have thrown away is kept, the more of it the longer the interval. With what
+/// is found of 60 runs of a month's training luck is below 3 %, and a run so far from the best is longer than that.
+#[test]
+fn planned_stops_keep_what_was_trained_since_the_last_save() {
+    for hours in [0.5, 2.0, 8.0, 17.0, 400.0 * 24.0] {
+        let run = llama(16_384).every(Seconds::new(3600.0 * hours)).unwrap();
+        let (expected, played) = (ettr(&run), play(&run, 30.0 * DAY, 60, 1).ettr);
+        assert!((played / expected - 1.0).abs() < 0.03, "{hours} h: {played} played, {expected} expected");
+    }
+    // Of stops alone nothing is ever lost, and the fewer saves the better.
+    let stops = Run { planned: 1e-4, ..made_up(0.0, 1_000.0, 10.0, 30.0, [60.0, 30.0, 20.0]) };
+    let never = ettr(&Run { interval_s: 1e9, ..stops.clone() });
+    assert!((never * (1.0 + 1e-4 * 80.0) - 1.0).abs() < 1e-6 && ettr(&stops) < never, "{never}");
+    assert!((play(&stops, 4e7, 1, 3).ettr / ettr(&stops) - 1.0).abs() < 0.002);
+}
+
 #[test]
 fn daly_and_meta_have_the_same_formula() {
     // Daly 2006, equation 20, without a checkpoint behind the stall.

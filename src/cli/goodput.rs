@@ -13,7 +13,7 @@ use super::{Answer, list_of};
 use crate::error::Result;
 use crate::goodput::Run;
 use crate::goodput::checkpoint::Checkpoint;
-use crate::goodput::study::{Question, study};
+use crate::goodput::study::{Play, Question, study};
 use crate::plot;
 use crate::spec::{FleetSpec, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
@@ -106,6 +106,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             state_bytes: step.state_bytes,
             step: Seconds::new(step.time_s),
             gpus: step.gpus,
+            answer: &found.run,
+            asked: flags.every.is_some(),
+            play: Play { work_s: work, runs: flags.runs as usize, seed: flags.seed.number, ettr: found.played.ettr },
         };
         let rows = study(&question, dir)?;
         let files: Vec<PathBuf> = std::iter::once(rows.clone()).chain(plot::draw(&rows, dir)?).collect();

@@ -11,26 +11,35 @@
 //! ```
 //!
 //! With `d = 0` this is Daly's (2006, equation 20); to the first order in `l` it is
-//! `(1 - l (r + d + (t + w) / 2)) t / (t + w)`, that of Meta (arXiv:2410.21680). Planned stops, which lose nothing, add
-//! a save, a restart and a load each to the time.
+//! `(1 - l (r + d + (t + w) / 2)) t / (t + w)`, that of Meta (arXiv:2410.21680).
+//!
+//! Planned stops come at a rate `p` while the run is up, and take `s`: a save, a restart and a load. The run is then up for
+//! `1 / a` in the mean, with `a = l + p`, and it is a failure that ends it `l / a` of the time. A stop saves before it all
+//! that was trained, which is the share of an endless row of `t` and `w` that lies before a time of the rate `a`:
+//!
+//! ```text
+//! ETTR = (l t exp(-a d) / (exp(a (t + w)) - 1) + p / a (1 - exp(-a t)) / (1 - exp(-a (t + w)))) / (exp(l r) + p s)
+//! ```
 
 use super::Run;
 
 /// Share of the time that ends as training that is kept, 0 to 1. Nodes that fail are replaced at once.
 pub fn ettr(run: &Run) -> f64 {
-    let (l, t, w) = (run.failures(), run.interval_s, run.checkpoint.stall_s);
-    let without_planned = if l * (t + w) < 1e-12 {
+    let (l, p, t, w) = (run.failures(), run.planned, run.interval_s, run.checkpoint.stall_s);
+    let a = l + p;
+    let kept = if a * (t + w) < 1e-12 {
         t / (t + w)
     } else {
-        l * t * (-l * (run.recover_s() + run.checkpoint.behind_s())).exp() / (l * (t + w)).exp_m1()
+        let cycle = a * (t + w);
+        let by_checkpoints = l * t * (-a * run.checkpoint.behind_s()).exp() / cycle.exp_m1();
+        by_checkpoints + p / a * (-a * t).exp_m1() / (-cycle).exp_m1()
     };
-    // While it is up: each planned stop adds its own time to the cycle of 1 / l of training and exp(l r) / l in all.
     let stop = run.checkpoint.save_s + run.restart_s + run.checkpoint.load_s;
-    without_planned / (1.0 + run.planned * stop * (-l * run.recover_s()).exp())
+    kept / ((l * run.recover_s()).exp() + p * stop)
 }
 
 /// Seconds of training between checkpoints at which [`ettr`] is largest, never less than a save needs, and whole steps where
-/// those are known. The ratio has one maximum.
+/// those are known. The ratio has one maximum, if any: where all stops are planned it grows with the interval.
 pub fn best_interval(run: &Run) -> f64 {
     let best = best_at_any_time(run);
     if run.step_s <= 0.0 {

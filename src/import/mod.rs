@@ -1,5 +1,6 @@
 //! What other programs have written.
 
+pub mod mesh;
 pub mod nccl_tests;
 pub mod nccl_topo;
 pub mod node;

@@ -13,6 +13,8 @@ pub struct Log {
     pub op: Option<String>,
     pub gpus: Option<u32>,
     pub nodes: Option<u32>,
+    /// What the GPUs call themselves: NVIDIA H100 80GB HBM3. Empty where the log does not list them.
+    pub devices: BTreeSet<String>,
     pub rows: Vec<Row>,
     /// Rows are of a JSON list.
     listed: bool,
@@ -28,17 +30,19 @@ impl Log {
         if self.listed { format!("results[{}]", row.at) } else { format!("line {}", row.at) }
     }
 
-    /// Errors: a row with a time that no collective has, or whose bytes come faster than `most`, bytes a second, of which
-    /// `cluster` is the name.
-    pub fn check(&self, file: &str, most: f64, cluster: &str) -> Result<()> {
+    /// Errors: a row with a time that no collective has, or a bus bandwidth, `bus` times that of the full buffer, above `most`,
+    /// bytes a second, of which `cluster` is the name.
+    pub fn check(&self, file: &str, (bus, most): (f64, f64), cluster: &str) -> Result<()> {
         for row in &self.rows {
             let Row { bytes, time_us, .. } = *row;
-            let rate = bytes as f64 / (time_us * 1e-6);
+            let rate = bus * bytes as f64 / (time_us * 1e-6);
             let why = match TIMES_US.contains(&time_us) {
                 false => format!("{time_us:e} us is no time of a collective"),
                 true if rate > most => format!(
-                    "{bytes} B in {time_us} us, {:.0} GB/s, which links of {cluster} are not for; name another --cluster",
-                    rate / 1e9
+                    "{bytes} B in {time_us} us, {:.0} GB/s of bus bandwidth, which links of {cluster} are not for, that reach {:.0} \
+                     both ways together; name another --cluster",
+                    rate / 1e9,
+                    most / 1e9
                 ),
                 true => continue,
             };
@@ -107,9 +111,10 @@ fn lines(file: &str, text: &str) -> Result<Log> {
     let mut log = Log::default();
     let (mut ranks, mut hosts) = (BTreeSet::new(), BTreeSet::new());
     for (at, line) in text.lines().enumerate() {
-        if let Some((rank, host)) = rank_of(line) {
+        if let Some((rank, host, device)) = rank_of(line) {
             ranks.insert(rank);
             hosts.insert(host);
+            log.devices.extend(device);
         } else if let Some(row) = row_of(line) {
             log.rows.push(
                 row.map(|(bytes, time_us)| Row { bytes, time_us, at: at + 1 })
@@ -126,13 +131,15 @@ fn lines(file: &str, text: &str) -> Result<Log> {
     Ok(log)
 }
 
-/// `#  Rank  3 Group  0 Pid   123 on host-a device  3 [0x..] NVIDIA H100`.
-fn rank_of(line: &str) -> Option<(u32, &str)> {
+/// `#  Rank  3 Group  0 Pid   123 on host-a device  3 [0x..] NVIDIA H100`: rank, host and GPU.
+fn rank_of(line: &str) -> Option<(u32, &str, Option<String>)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.iter().position(|w| *w == "Rank")?;
     let rank = words.get(at + 1)?.trim_end_matches(':').parse().ok()?;
     let on = words.iter().position(|w| *w == "on")?;
-    Some((rank, words.get(on + 1)?))
+    let name =
+        words.iter().skip(on + 2).skip_while(|w| !w.ends_with(']')).skip(1).copied().collect::<Vec<_>>().join(" ");
+    Some((rank, words.get(on + 1)?, Some(name).filter(|name| !name.is_empty())))
 }
 
 const TYPES: &[&str] = &[
@@ -208,6 +215,7 @@ fn json(file: &str, text: &str) -> Result<Log> {
     if let Some(devices) = top.get("devices").and_then(Value::as_array) {
         let host = |d: &Value| ["host", "hostname"].iter().find_map(|key| d.get(key).map(Value::to_string));
         log.gpus = Some(devices.len() as u32).filter(|n| *n > 0);
+        log.devices = devices.iter().filter_map(|d| Some(d.get("device_info")?.as_str()?.trim().to_string())).collect();
         log.nodes = Some(devices.iter().filter_map(host).collect::<BTreeSet<_>>().len() as u32).filter(|n| *n > 0);
     }
     for (at, row) in rows.iter().enumerate() {
@@ -266,17 +274,19 @@ mod tests {
             # Avg bus bandwidth    : 0.1\n";
         let log = parse("log.txt", text).unwrap();
         assert_eq!((log.op.as_deref(), log.gpus, log.nodes), (Some("all_gather"), Some(2), Some(2)));
+        assert_eq!(log.devices, BTreeSet::from(["NVIDIA H100".to_string()]));
         assert_eq!(log.rows, [Row { bytes: 1024, time_us: 8.5, at: 9 }, Row { bytes: 2048, time_us: 9.5, at: 8 }]);
     }
 
     #[test]
     fn json_of_nccl_tests() {
         let text = r#"{"version": "2.17", "config": {"program": "alltoall_perf"},
-            "devices": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "a"}],
+            "devices": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "a", "device_info": "Tesla T4"}],
             "results": [{"size": 8, "type": "float", "out_of_place": {"time": 7.5, "alg_bw": 0.1}, "in_place": {"time": 7}}]}"#;
         let log = parse("x.json", text).unwrap();
         assert_eq!((log.op.as_deref(), log.gpus, log.nodes), (Some("alltoall"), Some(2), Some(1)));
         assert_eq!((log.rows[0].bytes, log.rows[0].time_us), (8, 7.5));
+        assert_eq!(log.devices, BTreeSet::from(["Tesla T4".to_string()]));
         let wrong = parse("x.json", &text.replace("\"size\"", "\"sise\"")).unwrap_err().to_string();
         assert!(wrong.contains("x.json: results[0]"), "{wrong}");
     }
@@ -313,12 +323,12 @@ mod tests {
     #[test]
     fn rows_that_no_collective_has_are_named() {
         let log = |time: &str| parse("a.log", &format!("1048576 128 float sum -1 {time} 0.1 0.1 0\n")).unwrap();
-        assert!(log("10.5").check("a.log", 1e12, "x").is_ok());
+        assert!(log("10.5").check("a.log", (1.0, 1e12), "x").is_ok());
         for (time, why) in [("0.001", "no time of a collective"), ("1e-300", "no time"), ("1e300", "no time")] {
-            let said = log(time).check("a.log", f64::INFINITY, "x").unwrap_err().to_string();
+            let said = log(time).check("a.log", (1.0, f64::INFINITY), "x").unwrap_err().to_string();
             assert!(said.contains("a.log: line 1") && said.contains(why), "{said}");
         }
-        let said = log("1.0").check("a.log", 1e12, "x").unwrap_err().to_string();
+        let said = log("1.0").check("a.log", (1.0, 1e12), "x").unwrap_err().to_string();
         assert!(said.contains("1048576 B in 1 us, 1049 GB/s") && said.contains("--cluster; measure again"), "{said}");
     }
 

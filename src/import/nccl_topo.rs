@@ -1,5 +1,6 @@
 //! The topology of a node as NCCL sees it: the XML that `NCCL_TOPO_DUMP_FILE` names.
 
+use super::mesh::Mesh;
 use super::node::{Nic, Node, islands};
 use crate::error::{Error, Result};
 use quick_xml::Reader;
@@ -58,10 +59,10 @@ struct Seen {
     counted: bool,
     /// Maker and id of the <pci> read last.
     pci: Option<(u32, u32)>,
-    /// Where the <pci> read last sits, that of each GPU, and where its links lead to.
+    /// Where the <pci> read last sits, that of each GPU, and where its links lead to, with how many.
     busid: String,
     gpus: Vec<String>,
-    targets: Vec<(usize, String)>,
+    targets: Vec<(usize, String, u32)>,
     /// Links that the GPU read last has, and of all the fewest.
     links: u32,
     fewest: Option<u32>,
@@ -82,8 +83,7 @@ impl Seen {
                 // To HIP gfx90a is 9.0, too, and no Hopper.
                 self.node.sm = self.node.sm.filter(|sm| (*sm, tag.name().as_ref() as &str) != (90, "xgmi"));
                 self.links = self.links.saturating_add(links);
-                self.targets
-                    .extend(attribute(tag, "target")?.map(|target| (self.gpus.len().saturating_sub(1), target)));
+                self.targets.extend(attribute(tag, "target")?.map(|to| (self.gpus.len().saturating_sub(1), to, links)));
                 // 0x0680.. is the class of a bridge: NVSwitch.
                 self.node.switched |= attribute(tag, "tclass")?.is_some_and(|class| class.starts_with("0x0680"));
             }
@@ -133,8 +133,14 @@ impl Seen {
         self.node.links = self.fewest.unwrap_or(0);
         if !self.node.switched && self.node.links > 0 {
             let at = |busid: &String| self.gpus.iter().position(|gpu| gpu == busid);
-            let pairs = self.targets.iter().filter_map(|(gpu, target)| Some((*gpu, at(target)?)));
-            self.node.islands = islands(self.gpus.len(), pairs);
+            let mut between: BTreeMap<(usize, usize), u32> = BTreeMap::new();
+            for (gpu, target, links) in &self.targets {
+                let Some(other) = at(target) else { continue };
+                let all = between.entry((*gpu, other)).or_default();
+                *all = all.saturating_add(*links);
+            }
+            self.node.islands = islands(self.gpus.len(), between.keys().copied());
+            self.node.mesh = Mesh::new(self.gpus.len(), |a, b| between.get(&(a, b)).copied().unwrap_or(0));
         }
         self.node.nics = self.nets.into_iter().map(|(name, rate)| Nic { name, rate: Some(rate) }).collect();
         self.node
@@ -231,7 +237,8 @@ mod tests {
         };
         let pairs = of([(0, 1), (1, 0), (2, 3), (3, 2)]);
         assert_eq!((pairs.islands, pairs.sockets, pairs.links), (2, 1, 12));
-        assert_eq!(of([(0, 1), (1, 2), (2, 3), (3, 0)]).islands, 1);
+        let around = of([(0, 1), (1, 2), (2, 3), (3, 0)]);
+        assert_eq!((around.islands, around.mesh), (1, Mesh::new(4, |a, b| if b == (a + 1) % 4 { 12 } else { 0 })));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a machine says of itself, and the cluster made of such nodes.
 
+use super::mesh::Mesh;
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, Origin, ScaleOut, Sourced};
 use crate::units::BytesPerSec;
@@ -26,6 +27,8 @@ pub struct Node {
     pub switched: bool,
     /// Bridges join some GPUs and not others: so many groups have no such link between them. 0 or 1 otherwise.
     pub islands: u32,
+    /// Links from GPU to GPU, where there is no switch.
+    pub mesh: Mesh,
     pub nics: Vec<Nic>,
     /// CPUs that the GPUs hang on.
     pub sockets: u32,
@@ -188,7 +191,32 @@ impl Node {
         let islands = (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands));
         let unknown = (!self.nics.is_empty() && made.scale_out.is_none())
             .then(|| format!("NICs, {} of them, {UNKNOWN_NICS}", self.nics.len()));
-        islands.into_iter().chain(unknown).collect()
+        let mesh = (self.joined() > 0).then(|| self.mesh.note(&made.scale_up)).flatten();
+        islands.into_iter().chain(unknown).chain(mesh).chain(self.left_out()).collect()
+    }
+
+    /// Bytes a second of the fastest NIC; 0 where no rate is known.
+    fn fastest(&self) -> f64 {
+        self.nics.iter().filter_map(|n| n.rate).fold(0.0, f64::max)
+    }
+
+    /// Whether a NIC is for jobs: ports much slower than the fastest are for storage and logins.
+    fn of_jobs(&self, nic: &Nic) -> bool {
+        nic.rate.is_none_or(|rate| rate >= 0.9 * self.fastest())
+    }
+
+    /// What a note says of NICs that are not for jobs.
+    fn left_out(&self) -> Option<String> {
+        let slow = self.nics.iter().filter(|nic| !self.of_jobs(nic));
+        let named =
+            slow.map(|n| format!("{} ({})", n.name, BytesPerSec::new(n.rate.unwrap_or(0.0)))).collect::<Vec<_>>();
+        (!named.is_empty()).then(|| {
+            format!(
+                "NICs slower than the fastest, {}, are left out: {}; they are taken to be for storage and logins",
+                BytesPerSec::new(self.fastest()),
+                named.join(", ")
+            )
+        })
     }
 
     /// Errors: links of another kind than those whose rates are taken over. One GPU sends over none.
@@ -235,6 +263,12 @@ impl Node {
         if !self.switched {
             spec.scale_up.switch_reduce = None;
         }
+        if self.switched {
+            (spec.scale_up.per_peer, spec.scale_up.package) = (None, None);
+        } else if self.mesh != Mesh::default() && self.joined() > 0 {
+            self.mesh.share(&mut spec, base, read);
+        }
+        spec.scale_up.package = spec.scale_up.package.filter(|package| self.gpus.is_multiple_of(package.gpus));
         self.network(&mut spec, read)?;
         spec.check(file)?;
         Ok(spec)
@@ -245,8 +279,7 @@ impl Node {
             (spec.scale_out, spec.nodes) = (None, 1);
             return Ok(());
         }
-        // Ports much slower than the fastest are for storage and logins.
-        let fastest = self.nics.iter().filter_map(|n| n.rate).fold(0.0, f64::max);
+        let fastest = self.fastest();
         let mut reached = "of which as much is reached".to_string();
         if spec.scale_out.is_none() && fastest > 0.0 {
             let (name, network) = network_like(fastest)?;
@@ -254,8 +287,7 @@ impl Node {
             spec.scale_out = Some(network);
         }
         let Some(out) = &mut spec.scale_out else { return Ok(()) };
-        let of_jobs = self.nics.iter().filter(|n| n.rate.is_none_or(|r| r >= 0.9 * fastest)).count();
-        out.nics_per_node = of_jobs as u32;
+        out.nics_per_node = self.nics.iter().filter(|nic| self.of_jobs(nic)).count() as u32;
         if fastest > 0.0 {
             let ratio = fastest / out.raw.value.value();
             out.raw = Sourced {
@@ -297,14 +329,17 @@ mod tests {
 
     #[test]
     fn a_node_becomes_a_cluster() {
-        let nic = |rate| Nic { name: String::new(), rate: Some(rate) };
+        let nic = |rate| Nic { name: "storage".into(), rate: Some(rate) };
         let nics = vec![nic(25e9), nic(25e9), nic(25e9), nic(25e9), nic(1.25e9)];
-        let node = Node { gpus: 4, sm: Some(90), links: 18, switched: true, nics, sockets: 2, islands: 1, pci: None };
+        let node =
+            Node { gpus: 4, sm: Some(90), links: 18, switched: true, nics, sockets: 2, islands: 1, ..Node::default() };
         let (base, _) = node.like("x").unwrap();
         let spec = node.cluster("mine", &base, "x").unwrap();
         let out = spec.scale_out.as_ref().unwrap();
         assert_eq!((spec.gpus_per_node, out.nics_per_node, out.raw.value.value()), (4, 4, 25e9));
         assert!(out.achieved.value < out.raw.value && spec.scale_up == base.scale_up);
+        let left_out = node.notes(&spec);
+        assert!(left_out.len() == 1 && left_out[0].contains("storage (1.25 GB/s)"), "{left_out:?}");
         // Sends to many peers reach 37 GB/s of the 50 of the others.
         assert_eq!(out.several.as_ref().unwrap().value, out.achieved.value);
         let alone = Node { nics: vec![], links: 9, switched: false, ..node };

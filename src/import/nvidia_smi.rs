@@ -1,5 +1,6 @@
 //! The matrix that `nvidia-smi topo -m` prints: what lies between every two GPUs and NICs of a node.
 
+use super::mesh::Mesh;
 use super::node::{Nic, Node, islands};
 use crate::error::{Error, Result};
 
@@ -56,8 +57,9 @@ fn node_of(matrix: &[Vec<String>], gpus: usize, columns: &[&str]) -> Node {
     // GPUs that only SYS lies between are on different sockets.
     let sockets = self::islands(gpus, pairs().filter(|&(a, b)| matrix[a][b] != "SYS"));
     let nics = nics(matrix, gpus, columns);
+    let mesh = if switched || most == 0 { Mesh::default() } else { Mesh::new(gpus, |a, b| links((a, b))) };
     // Which GPUs they are, it does not say.
-    Node { gpus: gpus as u32, sm: None, pci: None, links: of_one, switched, islands, nics, sockets }
+    Node { gpus: gpus as u32, sm: None, pci: None, links: of_one, switched, islands, mesh, nics, sockets }
 }
 
 /// NICs of jobs: those behind a PCIe switch that a GPU is behind, too, if there are such; others are for storage and
@@ -131,6 +133,8 @@ mod tests {
         let mesh = "GPU0 GPU1 GPU2\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4\nGPU2 NV4 NV4 X\n";
         let node = parse("t.txt", mesh).unwrap();
         assert_eq!((node.links, node.switched), (8, false));
+        assert_eq!(node.mesh, Mesh::new(3, |_, _| 4));
+        assert_eq!(parse("t.txt", FOUR).unwrap().mesh, Mesh::default());
     }
 
     #[test]

@@ -95,7 +95,7 @@ mod tests {
         let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll];
         let groups: [&[u32]; 7] =
             [&[0, 1], &[0, 2], &[0, 1, 2], &[1, 2, 5], &[0, 1, 2, 3], &[0, 2, 4, 6], &[0, 1, 2, 3, 4]];
-        for name in ["frontier", "mi250-8x200", "mi300x-8x400", "gaudi2-8"] {
+        for name in ["frontier", "mi250-8x200", "mi300x-8x400", "gaudi2-8", "v100-dgx1"] {
             let (cluster, stack) = of(&ClusterSpec::find(name).unwrap(), 8);
             for members in groups {
                 for op in kinds.map(Operation::Whole).into_iter().chain([Operation::Broadcast, Operation::SendRecv]) {

@@ -286,16 +286,16 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl ScaleUp {
-    /// What a ring of so many of the `gpus` of a node reaches, `slowest` being what goes from one to another at most. Where
-    /// every peer has as many links as the next, or packages tell who has more, a GPU's links to those outside of the group
-    /// are of no use to it: the ring has its part of what all have, or what sends reach if more.
+    /// What a ring of so many of the `gpus` of a node reaches, `slowest` being what goes from one to another at most. A GPU's
+    /// links to those outside of the group are of no use to it. Where every peer has as many links as the next, or packages
+    /// tell who has more, the ring has its part of what all have, or what sends reach if more; else what sends reach.
     pub fn ring(&self, gpus: u32, members: u32, slowest: Option<BytesPerSec>) -> BytesPerSec {
         let all = self.bandwidth.value;
         let peers = gpus.saturating_sub(1).max(1);
         let told = self.links.is_multiple_of(peers) || self.package.is_some();
         match slowest {
-            Some(one) if members < gpus && members > 1 && told => {
-                let each = one.max(all * (1.0 / f64::from(peers)));
+            Some(one) if members > 1 => {
+                let each = if told { one.max(all * (1.0 / f64::from(peers))) } else { one };
                 all.min(each * f64::from(members - 1))
             }
             _ => all,

@@ -31,7 +31,7 @@ fn logs_that_no_links_can_have_made_are_refused() {
     for (rows, parts) in [
         (&[(gib, "4100"), (gib, "4090"), (gib, "4110")][..], ["fewer than two sizes", "-b 8 -e 8G"]),
         (&[(mib, "20.5"), (2 * mib, "18.5")], ["no longer than smaller ones", "measure larger ones"]),
-        (&[(mib, "20.0"), (2 * mib, "20.2")], ["fitted at 5243 GB/s", "measure larger sizes"]),
+        (&[(mib, "20.0"), (2 * mib, "20.2")], ["fitted at 9175 GB/s of bus bandwidth", "measure larger sizes"]),
         (&[(8, "0.001"), (mib, "20.0"), (gib, "4100")], ["line 1: 1e-3 us", "measure again"]),
         (&[(8, "10.0"), (mib, "1e-300"), (gib, "4100")], ["line 2: 1e-300 us", "measure again"]),
         (&[(8, "10.0"), (mib, "20.0"), (gib, "41")], ["line 3: 1073741824 B", "--cluster"]),
@@ -45,6 +45,46 @@ fn logs_that_no_links_can_have_made_are_refused() {
     let (code, _, err) = fitted(&good, "--gpus 8 --cluster h100-pcie");
     assert!(code == 2 && err.contains("links of h100-pcie are not for"), "{err}");
     assert_eq!(fitted(&good, "--gpus 8").0, 0);
+    // 470 GB/s of bus bandwidth are more than links of an A100 carry both ways together, and 1042 than those of an H100.
+    let (code, _, err) = fitted(&good, "--gpus 8 --cluster dgx-a100");
+    assert!(code == 2 && err.contains("470 GB/s of bus bandwidth, which links of dgx-a100"), "{err}");
+    let (code, _, err) = fitted(&[(mib, "32.0"), (gib, "1803")], "--gpus 8");
+    assert!(code == 2 && err.contains("line 2: ") && err.contains("name another --cluster"), "{err}");
+}
+
+/// A log of H100 was taken for what A100 have.
+#[test]
+fn logs_of_other_gpus_are_refused() {
+    let dir = folder();
+    let listed = |device: &str| {
+        let rank = |n: u32| format!("#  Rank {n:2} Group  0 Pid 9 on node-a device {n:2} [0x1b] {device}\n");
+        let rows = "1048576 262144 float sum -1 40.0 0.1 0.1 0\n67108864 16777216 float sum -1 700 0.1 0.1 0\n";
+        fs::write(dir.path().join("all_reduce.log"), (0..8).map(rank).collect::<String>() + rows).unwrap();
+        said(dir.path(), "calibrate --from-nccl-tests all_reduce.log --cluster dgx-a100")
+    };
+    let (code, _, err) = listed("NVIDIA H100 80GB HBM3");
+    let parts = ["all_reduce.log: devices", "lists NVIDIA H100 80GB HBM3", "dgx-a100 has a100-sxm4-80gb", "--cluster"];
+    assert!(code == 2 && parts.iter().all(|part| err.contains(part)), "{err}");
+    assert_eq!([listed("NVIDIA A100-SXM4-40GB").0, listed("some GPU of tomorrow").0, listed("").0], [0; 3]);
+}
+
+/// Of what was measured both columns are, as `simulate` plays it.
+#[test]
+fn measured_collectives_are_played_as_they_are() {
+    let dir = folder();
+    // By switches that add up: more than a ring on the links would have.
+    let rows: String = [("8388608", "73"), ("67108864", "300"), ("1073741824", "4167")]
+        .map(|(bytes, us)| format!("{bytes} 1 float sum -1 {us} 0.1 0.1 0\n"))
+        .concat();
+    fs::write(dir.path().join("all_reduce.log"), rows).unwrap();
+    succeeds(dir.path(), "calibrate --from-nccl-tests all_reduce.log --gpus 8 --nodes 1 --out mine.json");
+    let row = |op: &str, cluster: &str| {
+        let table = json(dir.path(), &format!("collective --op {op} --gpus 8 --bytes 8m --cluster {cluster} --json"));
+        ["time_us", "simulated_us"].map(|field| table["rows"][0][field].as_f64().unwrap())
+    };
+    let [time, simulated] = row("all_reduce", "mine.json");
+    assert!((simulated / time - 1.0).abs() < 1e-9 && (time / 73.0 - 1.0).abs() < 0.2, "{time} {simulated}");
+    assert_eq!(row("all_gather", "mine.json"), row("all_gather", "dgx-h100"));
 }
 
 /// A group of other GPUs or nodes is predicted as if nothing had been measured.

@@ -89,4 +89,9 @@ fn failures_that_leave_no_end_in_sight_are_not_waited_for() {
     let dir = folder();
     let out = said(dir.path(), "goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 1ms");
     assert!(format!("{}{}", out.1, out.2).contains("no end"), "{out:?}");
+    // Who saves as often as the store lets him cannot save more often.
+    let slow = "goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 7.9h --recover 10min --store-rate 1MB/s";
+    let (code, _, err) = said(dir.path(), slow);
+    assert!(code == 2 && err.contains("--store-rate (") && !err.contains("more often"), "{code}: {err}");
+    assert!(!err.contains("recover faster"), "{err}");
 }

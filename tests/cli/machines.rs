@@ -1,6 +1,6 @@
 //! Files of clusters and stacks: those that are shipped, and those that no machine can have.
 
-use crate::program::{folder, said, shipped, succeeds};
+use crate::program::{folder, json, said, shipped, succeeds};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -147,4 +147,32 @@ fn groups_that_lie_across_nodes_are_told_of() {
         &format!("search {way} --cluster ./twelve.json --gpus 96 --ep 4 --global-batch 288 --best 1"),
     );
     assert!(!inside.contains("lie across"), "{inside}");
+}
+
+/// Four A100 with four links to each other one became a switch of twelve: two of them sent each other all that a GPU has.
+#[test]
+fn links_of_pairs_are_no_switch() {
+    let dir = folder();
+    let matrix =
+        "GPU0 GPU1 GPU2 GPU3\nGPU0 X NV4 NV4 NV4\nGPU1 NV4 X NV4 NV4\nGPU2 NV4 NV4 X NV4\nGPU3 NV4 NV4 NV4 X\n";
+    fs::write(dir.path().join("topo.txt"), matrix).unwrap();
+    let xml = |at: u32| {
+        let link = |to: u32| format!("<nvlink target=\"{to}\" count=\"4\" tclass=\"0x030200\"/>");
+        let links = (0..4).filter(|to| *to != at).map(link).collect::<String>();
+        format!("<pci busid=\"{at}\"><gpu dev=\"{at}\" sm=\"80\">{links}</gpu></pci>")
+    };
+    let gpus = (0..4).map(xml).collect::<String>();
+    fs::write(dir.path().join("topo.xml"), format!("<system><cpu>{gpus}</cpu></system>")).unwrap();
+    for from in ["--from-nvidia-smi topo.txt --like dgx-a100", "--from-nccl-topo topo.xml"] {
+        let said = succeeds(dir.path(), &format!("cluster {from} --out four.json"));
+        let note =
+            "note: no switch: links lead from GPU to GPU, 4 to each other one, and a GPU is taken to send 65 GB/s";
+        assert!(said.contains(note) && said.contains("; 65 GB/s to each peer"), "{said}");
+        let rate = |op: &str, gpus: u32| {
+            let line = format!("collective --op {op} --gpus {gpus} --bytes 1g --cluster four.json --json");
+            json(dir.path(), &line)["rows"][0]["busbw"].as_f64().unwrap()
+        };
+        let [send, two, four] = [rate("sendrecv", 2), rate("all_reduce", 2), rate("all_reduce", 4)];
+        assert!((60.0..66.0).contains(&send) && (60.0..74.0).contains(&two) && four > 200.0, "{send} {two} {four}");
+    }
 }

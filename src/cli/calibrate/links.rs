@@ -5,7 +5,8 @@ use crate::cli::cluster::group;
 use crate::cli::{Answer, write_file};
 use crate::error::{Error, Result, text};
 use crate::import::nccl_tests::{Log, kind_of, parse};
-use crate::spec::ClusterSpec;
+use crate::published::is_another;
+use crate::spec::{ClusterSpec, CollectiveOp, GpuSpec};
 use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -30,9 +31,9 @@ pub struct Flags {
     nodes: Option<u32>,
 }
 
-/// Full buffers of collectives come at no more than so many times the rate of a GPU's faster links: a switch that adds up, and
-/// shares that a GPU has already, make twice of it each.
-const BEYOND: f64 = 4.0;
+/// No bus bandwidth is beyond what a GPU's faster links carry both ways together: a ring has one way, and where a switch adds up
+/// what comes down makes up for what does not go up.
+const BOTH_WAYS: f64 = 2.0;
 
 /// One log, fitted.
 #[derive(Serialize)]
@@ -110,8 +111,9 @@ impl Flags {
         }
         let gpus = self.gpus.or(log.gpus).ok_or_else(|| said("gpus", "--gpus"))?;
         let nodes = self.nodes.or(log.nodes).ok_or_else(|| said("nodes", "--nodes"))?;
-        let most = most(cluster, gpus);
-        log.check(name, most, &cluster.name)?;
+        same_gpus(name, log, cluster)?;
+        let (bus, most) = (bus_factor(kind, gpus), most(cluster, gpus));
+        log.check(name, (bus, most), &cluster.name)?;
         let rows: Vec<(f64, f64)> =
             log.rows.iter().filter(|r| r.bytes > 0).map(|r| (r.bytes as f64, r.time_us * 1e-6)).collect();
         let found = fit(&rows)
@@ -120,11 +122,11 @@ impl Flags {
             let why = "larger sizes take no longer than smaller ones, and have no bandwidth; measure larger ones (-b 8 -e 8G -f 2)";
             return Err(Error::spec(name, "rows", why));
         };
-        if rate > most {
+        if bus * rate > most {
             let why = format!(
-                "fitted at {:.0} GB/s, which links of {} are not for; measure larger sizes (-b 8 -e 8G -f 2), or name another \
+                "fitted at {:.0} GB/s of bus bandwidth, which links of {} are not for; measure larger sizes (-b 8 -e 8G -f 2), or name another \
                  --cluster",
-                rate / 1e9,
+                bus * rate / 1e9,
                 cluster.name
             );
             return Err(Error::spec(name, "rows", why));
@@ -136,12 +138,33 @@ impl Flags {
     }
 }
 
-/// Bytes a second of a full buffer beyond which something is wrong. What one GPU does alone goes over no link.
+/// Errors: a log of GPUs that are others than the cluster's. A name that no shipped GPU has says nothing.
+fn same_gpus(file: &str, log: &Log, cluster: &ClusterSpec) -> Result<()> {
+    let gpu = GpuSpec::find(&cluster.gpu)?;
+    for device in &log.devices {
+        if is_another(device, &gpu)? {
+            let why = format!(
+                "lists {device}, and {} has {}; name the cluster that the log is of with --cluster",
+                cluster.name, gpu.name
+            );
+            return Err(Error::spec(file, "devices", why));
+        }
+    }
+    Ok(())
+}
+
+/// Bus bandwidth over that of the full buffer.
+fn bus_factor(kind: CollectiveOp, gpus: u32) -> f64 {
+    let others = f64::from(gpus.saturating_sub(1)) / f64::from(gpus.max(1));
+    if kind == CollectiveOp::AllReduce { 2.0 * others } else { others }
+}
+
+/// Bus bandwidth, bytes a second, beyond which something is wrong. What one GPU does alone goes over no link.
 fn most(cluster: &ClusterSpec, gpus: u32) -> f64 {
     let (inside, between) = (&cluster.scale_up, cluster.scale_out.as_ref().map(|out| out.raw.value));
     let reduced = inside.switch_reduce.as_ref().map(|rate| rate.value);
     let rates = [inside.bandwidth.value, inside.p2p.value].into_iter().chain(reduced).chain(between);
-    if gpus == 1 { f64::INFINITY } else { BEYOND * rates.map(|rate| rate.value()).fold(0.0, f64::max) }
+    if gpus == 1 { f64::INFINITY } else { BOTH_WAYS * rates.map(|rate| rate.value()).fold(0.0, f64::max) }
 }
 
 fn fitted(file: &str, op: String, (gpus, nodes): (u32, u32), rows: &[(f64, f64)], found: Fit) -> Fitted {

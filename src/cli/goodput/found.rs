@@ -5,6 +5,7 @@ use super::step::Step;
 use super::told::MOST_SPARES;
 use crate::error::{Cause, Error, Result};
 use crate::goodput::Run;
+use crate::goodput::checkpoint::Checkpoint;
 use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, pulled};
@@ -228,10 +229,28 @@ fn hopeless(run: &Run) -> Error {
     } else {
         format!(
             "the run comes to no end: failures come every {}, and {} between checkpoints and {} to recover are too long \
-             for that; save more often, recover faster or take fewer GPUs",
+             for that; {} or take fewer GPUs",
             seconds(1.0 / run.failures()),
             seconds(run.interval_s),
-            seconds(run.recover_s())
+            seconds(run.recover_s()),
+            faster(run)
         )
     })
+}
+
+/// What would help a run that comes to no end: what takes half of the time between failures or more. No save is over sooner than
+/// the store lets it.
+fn faster(run: &Run) -> String {
+    let Checkpoint { save_s, load_s, .. } = run.checkpoint;
+    let is_long = |s: f64| 2.0 * s * run.failures() > 1.0;
+    let rarely = run.interval_s > 2.0 * run.checkpoint.shortest_interval_s().max(run.step_s);
+    let store =
+        format!("name a faster --storage or --store-rate ({} to save, {} to load)", seconds(save_s), seconds(load_s));
+    let all = [
+        (rarely, "save more often".to_string()),
+        (is_long(run.recover_s() - load_s), "recover faster".into()),
+        (is_long(save_s.max(load_s)), store),
+    ];
+    let helps: Vec<String> = all.into_iter().filter(|(does, _)| *does).map(|(_, what)| what).collect();
+    if helps.is_empty() { "recover faster".into() } else { helps.join(", ") }
 }

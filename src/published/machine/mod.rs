@@ -27,6 +27,15 @@ pub struct Stated<'a> {
     pub interconnect: &'a str,
 }
 
+/// Whether words name a GPU that ships, and not this one, which does too: "NVIDIA H100 80GB HBM3" is any H100. What a file of
+/// one's own calls its GPU is no other's name.
+pub fn is_another(words: &str, gpu: &GpuSpec) -> Result<bool> {
+    let named = |gpu: &GpuSpec| likeness(words, gpu).is_some();
+    let others = shipped("gpu").map(GpuSpec::find).collect::<Result<Vec<_>>>()?;
+    let ships = others.iter().any(|other| other.name == gpu.name);
+    Ok(ships && !named(gpu) && others.iter().any(named))
+}
+
 /// A cluster, and in words how it was found.
 #[derive(Debug, Clone)]
 pub struct Chosen {
@@ -313,6 +322,22 @@ mod tests {
         {
             assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
         }
+    }
+
+    #[test]
+    fn what_gpus_call_themselves_tells_one_from_another() {
+        let another = |words: &str, gpu: &str| is_another(words, &GpuSpec::find(gpu).unwrap()).unwrap();
+        for (words, own, other) in [
+            ("NVIDIA H100 80GB HBM3", "h100-sxm5", "a100-sxm4-80gb"),
+            ("NVIDIA H20", "h20-sxm5", "h200-sxm5"),
+            ("NVIDIA A100-SXM4-40GB", "a100-sxm4-80gb", "h100-sxm5"),
+            ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb", "t4"),
+            ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada", "rtxpro6000"),
+            ("AMD Instinct MI300X OAM", "mi300x", "mi355x"),
+        ] {
+            assert!(!another(words, own) && another(words, other), "{words}");
+        }
+        assert!(!another("Orin", "h100-sxm5"));
     }
 
     #[test]
