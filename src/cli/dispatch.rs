@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
                   Routings: balanced, spread, round-robin, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO,\n\
                   ratio:RATIO, hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7,\n\
                   or a file (traces/routing). Bytes are those of the rank that sends or receives most, which has more than a\n\
-                  mean one. Logical ones are all rows, real ones those that cross, with their headers; tables of libraries mix them up.")]
+                  mean one. Logical ones are all rows, real ones those that cross, with headers, as tables of libraries mix them up.")]
 pub struct Flags {
     #[command(flatten)]
     platform: Platform,

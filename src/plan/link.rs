@@ -3,7 +3,7 @@
 //! * **Splicing.** A call's ops join the caller's lanes; formals become real slots. A spliced op is named
 //!   by its path, `call[iteration]/../op`, and timelines are joined on `(rank, path)`.
 //! * **Edges.** An op waits for the last op of its lane, for the last writer of what it reads, and for the
-//!   last writer and all readers since of what it writes. An exchange that kernels leave no SM for takes its
+//!   last writer and all readers since of what it writes. An exchange that leaves kernels no SM takes its
 //!   turn on their lane, too ([`Turn`]). Edges come from the *actual* buffers after
 //!   splicing, since aliasing shows only there. Ops of one lane end in their order, so that of those an op
 //!   waits for only the last of each lane is kept: the others are implied.

@@ -52,7 +52,7 @@ pub fn best(rows: &[Row]) -> Vec<Best> {
 
 /// Rows of a length that are played, of as many ops, one rank of each class counted.
 const PLAYED: usize = 5;
-const MOST_OPS: f64 = 1e6;
+const MOST_OPS: f64 = 4e6;
 
 /// Plays the fastest rows of each length where GPUs share links, and takes the one that is the best then. Rows stay as they
 /// are.
@@ -67,9 +67,9 @@ pub fn play(case: &Case, rows: &[Row], all: &mut [Best]) {
         few.truncate(PLAYED);
         // Rows of a length may have more or fewer sequences a step.
         let rate = |way: &Played| way.mfu.unwrap_or(0.0) * way.step_time_s.unwrap_or(0.0) / way.time();
-        let ways = played(case, &|| false, MOST_OPS, few);
+        let ways = played(case, &|| false, MOST_OPS, few).into_iter().filter(|way| way.simulated_s.is_some());
         // Of those that are as fast the first.
-        if let Some(way) = ways.into_iter().rev().max_by(|a, b| rate(a).total_cmp(&rate(b))) {
+        if let Some(way) = ways.rev().max_by(|a, b| rate(a).total_cmp(&rate(b))) {
             let Played { row, simulated_s, shared_link, .. } = way;
             *best = Best { row: Some(row), simulated_s, shared_link, ..best.clone() };
         }

@@ -101,7 +101,7 @@ fn inputs_of_products_are_kept_in_fp8() {
         (llama as Family, "fp8", Parallelism { ring: 2, zero: 1, ..one }),
         (llama, "fp8+tp-overlap", Parallelism { tp: 2, ..one }),
         (llama, "fp8+zb-h1", Parallelism { pp: 2, ..one }),
-        (llama, "fp8+mlp-chunks-3", Parallelism { dp: 2, zero: 3, ..one }),
+        (llama, "fp8+mlp-chunks-3", Parallelism { dp: 2, ..one }),
         (llama, "fp8+recompute-norm", Parallelism { ulysses: 2, ..one }),
         (gpt2, "fp8+recompute-act+no-sp", Parallelism { tp: 2, ..one }),
         (latent, "fp8", Parallelism { tp: 2, ..one }),

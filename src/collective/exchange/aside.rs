@@ -41,7 +41,7 @@ pub fn unmeant(algo: ExchangeAlgo) -> Option<String> {
     };
     (slots >= MANY_TOKENS).then(|| {
         format!(
-            "dispatch: {slots} tokens a rank, where DeepEP's README recommends fewer than {MANY_TOKENS} for low latency: a buffer has \
+            "dispatch: {slots} tokens a rank, where DeepEP's README recommends fewer than {MANY_TOKENS} for low latency: buffers have \
              room for all tokens of every rank in each slot{stops}"
         )
     })
@@ -154,9 +154,7 @@ fn of_ranks(algo: ExchangeAlgo, name: &str, route: &Route) -> Result<()> {
                 ));
             }
             match hook && nodes == 1 {
-                true => refuse(
-                    "copies rows inside a node by SMs, which the hook leaves to nobody; leave the hook out".into(),
-                ),
+                true => refuse("copies rows inside a node by SMs, with the hook or without; leave the hook out".into()),
                 false => Ok(()),
             }
         }
@@ -206,7 +204,7 @@ mod tests {
         assert_eq!([[6, 6], [8, 8], [320, 8]].map(|shape| why(low_latency(false), shape)), [None, None, None]);
         assert!(why(low_latency(false), [12, 4]).unwrap().contains("up to 8 ranks or a multiple, not 12"));
         assert_eq!(why(low_latency(true), [16, 8]), None);
-        assert!(why(low_latency(true), [8, 8]).unwrap().contains("by SMs, which the hook leaves to nobody"));
+        assert!(why(low_latency(true), [8, 8]).unwrap().contains("by SMs, with the hook or without"));
     }
 
     #[test]
