@@ -294,7 +294,7 @@ impl ScaleUp {
         let peers = gpus.saturating_sub(1).max(1);
         let told = self.links.is_multiple_of(peers) || self.package.is_some();
         match slowest {
-            Some(one) if members > 1 => {
+            Some(one) if members > 1 && !(told && members >= gpus) => {
                 let each = if told { one.max(all * (1.0 / f64::from(peers))) } else { one };
                 all.min(each * f64::from(members - 1))
             }
