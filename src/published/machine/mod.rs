@@ -460,9 +460,10 @@ mod tests {
             [Transport::Efa, Transport::default()]
         );
         let latency = |gpu: &str, words: &str| {
-            choose(gpu, 16, 8, words).unwrap().cluster.spec.scale_out.unwrap().latency.value.value()
+            let out = choose(gpu, 16, 8, words).unwrap().cluster.spec.scale_out.unwrap();
+            (out.latency.value.value() * 1e6).round()
         };
-        assert!(latency("H100", "EFA") == 20e-6 && latency("A10G", "25Gb/s EFA per node") == 65e-6);
+        assert_eq!([latency("H100", "EFA"), latency("A10G", "25Gb/s EFA per node")], [20.0, 65.0]);
         assert!(tcpxo.0 > 5.0 * verbs.0 && tcpxo.1 > 0.7 && tcpx.0 == tcpxo.0 && tcpx.1 == OF_WIRE_TCPX);
     }
 

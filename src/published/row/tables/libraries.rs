@@ -362,12 +362,16 @@ mod tests {
         assert_eq!(part("DeepEP V1 normal", 8, "1 queue pair"), (1.0, 0));
         assert_eq!(part("DeepEP V2", 64, "1 queue pair"), (1.0, 1));
     }
+
     /// Four NICs of a node with four GPUs are one a GPU.
     #[test]
     fn nodes_have_the_gpus_that_are_stated() {
         let hardware =
             serde_json::json!({"gpu": "GH200", "gpus_per_node": 4, "nic": "4x200Gb/s HPE Slingshot per node"});
-        let table = serde_json::json!({"system": "UCCL-EP", "hardware": hardware, "setup": {"tokens_per_rank": 4096, "hidden": 7168}});
+        let table = serde_json::json!({
+            "category": "ep_microbench", "system": "UCCL-EP", "hardware": hardware,
+            "setup": {"tokens_per_rank": 4096, "hidden": 7168},
+        });
         let row = serde_json::json!({"ep": 8, "disp_bf16": 1.0});
         let (_, facts) = numbers(&table, row.as_object().unwrap()).remove(0);
         assert_eq!(predict(&facts, &Shipped::new().unwrap()).cluster, "alps-gh200");
