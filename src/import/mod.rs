@@ -1,7 +1,7 @@
 //! What other programs have written.
 
-pub mod mesh;
 pub mod nccl_tests;
 pub mod nccl_topo;
 pub mod node;
 pub mod nvidia_smi;
+pub mod peer_links;

@@ -1,7 +1,7 @@
 //! The topology of a node as NCCL sees it: the XML that `NCCL_TOPO_DUMP_FILE` names.
 
-use super::mesh::Mesh;
 use super::node::{Nic, Node, islands};
+use super::peer_links::PeerLinks;
 use crate::error::{Error, Result};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
@@ -140,7 +140,7 @@ impl Seen {
                 *all = all.saturating_add(*links);
             }
             self.node.islands = islands(self.gpus.len(), between.keys().copied());
-            self.node.mesh = Mesh::new(self.gpus.len(), |a, b| between.get(&(a, b)).copied().unwrap_or(0));
+            self.node.peer_links = PeerLinks::new(self.gpus.len(), |a, b| between.get(&(a, b)).copied().unwrap_or(0));
         }
         self.node.nics = self.nets.into_iter().map(|(name, rate)| Nic { name, rate: Some(rate) }).collect();
         self.node
@@ -238,7 +238,10 @@ mod tests {
         let pairs = of([(0, 1), (1, 0), (2, 3), (3, 2)]);
         assert_eq!((pairs.islands, pairs.sockets, pairs.links), (2, 1, 12));
         let around = of([(0, 1), (1, 2), (2, 3), (3, 0)]);
-        assert_eq!((around.islands, around.mesh), (1, Mesh::new(4, |a, b| if b == (a + 1) % 4 { 12 } else { 0 })));
+        assert_eq!(
+            (around.islands, around.peer_links),
+            (1, PeerLinks::new(4, |a, b| if b == (a + 1) % 4 { 12 } else { 0 }))
+        );
     }
 
     #[test]

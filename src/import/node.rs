@@ -1,6 +1,6 @@
 //! What a machine says of itself, and the cluster made of such nodes.
 
-use super::mesh::Mesh;
+use super::peer_links::PeerLinks;
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, Origin, ScaleOut, Sourced};
 use crate::units::BytesPerSec;
@@ -28,7 +28,7 @@ pub struct Node {
     /// Bridges join some GPUs and not others: so many groups have no such link between them. 0 or 1 otherwise.
     pub islands: u32,
     /// Links from GPU to GPU, where there is no switch.
-    pub mesh: Mesh,
+    pub peer_links: PeerLinks,
     pub nics: Vec<Nic>,
     /// CPUs that the GPUs hang on.
     pub sockets: u32,
@@ -191,8 +191,8 @@ impl Node {
         let islands = (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands));
         let unknown = (!self.nics.is_empty() && made.scale_out.is_none())
             .then(|| format!("NICs, {} of them, {UNKNOWN_NICS}", self.nics.len()));
-        let mesh = (self.joined() > 0).then(|| self.mesh.note(&made.scale_up)).flatten();
-        islands.into_iter().chain(unknown).chain(mesh).chain(self.left_out()).collect()
+        let led = (self.joined() > 0).then(|| self.peer_links.note(&made.scale_up)).flatten();
+        islands.into_iter().chain(unknown).chain(led).chain(self.left_out()).collect()
     }
 
     /// Bytes a second of the fastest NIC; 0 where no rate is known.
@@ -265,8 +265,8 @@ impl Node {
         }
         if self.switched {
             (spec.scale_up.per_peer, spec.scale_up.package) = (None, None);
-        } else if self.mesh != Mesh::default() && self.joined() > 0 {
-            self.mesh.share(&mut spec, base, read);
+        } else if self.peer_links != PeerLinks::default() && self.joined() > 0 {
+            self.peer_links.share(&mut spec, base, read);
         }
         spec.scale_up.package = spec.scale_up.package.filter(|package| self.gpus.is_multiple_of(package.gpus));
         self.network(&mut spec, read)?;

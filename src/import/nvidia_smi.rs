@@ -1,7 +1,7 @@
 //! The matrix that `nvidia-smi topo -m` prints: what lies between every two GPUs and NICs of a node.
 
-use super::mesh::Mesh;
 use super::node::{Nic, Node, islands};
+use super::peer_links::PeerLinks;
 use crate::error::{Error, Result};
 
 /// What to do about a matrix that is not whole.
@@ -57,9 +57,10 @@ fn node_of(matrix: &[Vec<String>], gpus: usize, columns: &[&str]) -> Node {
     // GPUs that only SYS lies between are on different sockets.
     let sockets = self::islands(gpus, pairs().filter(|&(a, b)| matrix[a][b] != "SYS"));
     let nics = nics(matrix, gpus, columns);
-    let mesh = if switched || most == 0 { Mesh::default() } else { Mesh::new(gpus, |a, b| links((a, b))) };
+    let peer_links =
+        if switched || most == 0 { PeerLinks::default() } else { PeerLinks::new(gpus, |a, b| links((a, b))) };
     // Which GPUs they are, it does not say.
-    Node { gpus: gpus as u32, sm: None, pci: None, links: of_one, switched, islands, mesh, nics, sockets }
+    Node { gpus: gpus as u32, sm: None, pci: None, links: of_one, switched, islands, peer_links, nics, sockets }
 }
 
 /// NICs of jobs: those behind a PCIe switch that a GPU is behind, too, if there are such; others are for storage and
@@ -130,11 +131,11 @@ mod tests {
             "GPU0 GPU1 GPU2 GPU3\nGPU0 X PIX SYS SYS\nGPU1 PIX X SYS SYS\nGPU2 SYS SYS X NODE\nGPU3 SYS SYS NODE X\n";
         let node = parse("t.txt", text).unwrap();
         assert_eq!((node.gpus, node.links, node.switched, node.sockets), (4, 0, false, 2));
-        let mesh = "GPU0 GPU1 GPU2\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4\nGPU2 NV4 NV4 X\n";
-        let node = parse("t.txt", mesh).unwrap();
+        let text = "GPU0 GPU1 GPU2\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4\nGPU2 NV4 NV4 X\n";
+        let node = parse("t.txt", text).unwrap();
         assert_eq!((node.links, node.switched), (8, false));
-        assert_eq!(node.mesh, Mesh::new(3, |_, _| 4));
-        assert_eq!(parse("t.txt", FOUR).unwrap().mesh, Mesh::default());
+        assert_eq!(node.peer_links, PeerLinks::new(3, |_, _| 4));
+        assert_eq!(parse("t.txt", FOUR).unwrap().peer_links, PeerLinks::default());
     }
 
     #[test]

@@ -204,6 +204,15 @@ impl DataParallel {
         Part::new(share, self.parts(), self.sharded().then(|| self.within().clone()), matrices)
     }
 
+    /// What weights are gathered as into `whole`, of which products in FP8 read the rows `in_fp8`.
+    fn wire(&self, b: &mut Builder, whole: Buf, in_fp8: &[Rows]) -> Wire {
+        if !self.gather_fp8 || !self.sharded() || in_fp8.is_empty() {
+            return self.dtype.into();
+        }
+        b.in_fp8(whole, in_fp8);
+        Wire::Fp8
+    }
+
     /// [`weights`](DataParallel::weights) with `[slots, whole]`. `others`: elements of a rank's share that have second
     /// moments; `None`: all. `in_fp8`: rows that products in FP8 read.
     pub fn weights_of(
@@ -237,12 +246,7 @@ impl DataParallel {
         let leaving = between("g_out", self.shares_gradients(), self.grads);
         let partial =
             self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
-        let wire = if self.gather_fp8 && self.sharded() && !in_fp8.is_empty() {
-            b.in_fp8(landing.unwrap_or(weight), in_fp8);
-            Wire::Fp8
-        } else {
-            self.dtype.into()
-        };
+        let wire = self.wire(b, landing.unwrap_or(weight), in_fp8);
         let mut state = |what: &str, elems, dtype| match self.offload {
             true => b.host_tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),
             false => b.tensor(&format!("{what}.{name}"), &[elems], dtype, TensorKind::OptState, slots),

@@ -113,26 +113,7 @@ pub fn run<T: Scalar>(
         // Ops run where they stand: what this waits for is over.
         Kernel::Wait { .. } => {}
         Kernel::Expert(_) => panic!("{}: a route says which rows it has", kernel.name()),
-        &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
-            let (state, cast) = writes.split_at_mut(3);
-            let [w, m, v] = outputs(state);
-            let adam = Adam { lr, beta1, beta2, eps, weight_decay };
-            pointwise::adam(&adam, step, read(0), [w, m, v]);
-            if let [cast] = cast {
-                cast.copy_from_slice(w);
-            }
-        }
-        Kernel::Foreach(ForeachKernel::Moments { adam, .. }) => {
-            let [m, v, d] = outputs(writes);
-            pointwise::adam_moments(adam, step, read(0), [m, v, d]);
-        }
-        Kernel::Foreach(ForeachKernel::Move { adam, .. }) => {
-            let (w, cast) = writes.split_at_mut(1);
-            pointwise::adam_move(adam, step, [read(1), read(2)], &mut *w[0]);
-            if let [cast] = cast {
-                cast.copy_from_slice(w[0]);
-            }
-        }
+        Kernel::Adam { .. } | Kernel::Foreach(_) => call.adam(step, writes),
     }
 }
 
@@ -171,6 +152,34 @@ struct Call<'a, T> {
 impl<'a, T: Scalar> Call<'a, T> {
     fn read(&self, i: usize) -> &'a [T] {
         self.reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", self.kernel.name()))
+    }
+
+    /// Adam, in one kernel or operation by operation, in optimizer step `step`.
+    fn adam(&self, step: u64, writes: &mut [&mut [T]]) {
+        let read = |i| self.read(i);
+        match self.kernel {
+            &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
+                let (state, cast) = writes.split_at_mut(3);
+                let [w, m, v] = outputs(state);
+                let adam = Adam { lr, beta1, beta2, eps, weight_decay };
+                pointwise::adam(&adam, step, read(0), [w, m, v]);
+                if let [cast] = cast {
+                    cast.copy_from_slice(w);
+                }
+            }
+            Kernel::Foreach(ForeachKernel::Moments { adam, .. }) => {
+                let [m, v, d] = outputs(writes);
+                pointwise::adam_moments(adam, step, read(0), [m, v, d]);
+            }
+            Kernel::Foreach(ForeachKernel::Move { adam, .. }) => {
+                let (w, cast) = writes.split_at_mut(1);
+                pointwise::adam_move(adam, step, [read(1), read(2)], &mut *w[0]);
+                if let [cast] = cast {
+                    cast.copy_from_slice(w[0]);
+                }
+            }
+            other => unreachable!("{}: no Adam", other.name()),
+        }
     }
 
     /// Kernels that make each element, or each row, by itself.

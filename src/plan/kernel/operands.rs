@@ -52,14 +52,12 @@ impl Kernel {
                 let writes = if dropout.is_some() { 2 } else { 1 };
                 of(&reads, &vec![rows * cols; writes])
             }
-            Kernel::DropoutBwd { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Positions { rows, cols, max, backward, .. } => {
                 of(&[rows * cols, max * cols], &[if *backward { max * cols } else { rows * cols }])
             }
-            Kernel::Gelu { elems } => of(&[*elems], &[*elems]),
-            Kernel::GeluBwd { elems } => of(&[*elems, *elems], &[*elems]),
-            Kernel::Relu2 { elems } => of(&[*elems], &[*elems]),
-            Kernel::Relu2Bwd { elems } => of(&[*elems, *elems], &[*elems]),
+            Kernel::Gelu { elems } | Kernel::Relu2 { elems } | Kernel::Cast { elems } => of(&[*elems], &[*elems]),
+            Kernel::GeluBwd { elems } | Kernel::Relu2Bwd { elems } => of(&[*elems; 2], &[*elems]),
+            Kernel::DropoutBwd { elems, .. } | Kernel::Add { elems, .. } => of(&[*elems; 2], &[*elems]),
             Kernel::Ssm(kernel) => kernel.operands(),
             Kernel::Rope { segs, batch, heads, kv_heads, head_dim, backward, .. } => {
                 let n = batch * segs.len(views) * head_dim;
@@ -71,10 +69,8 @@ impl Kernel {
             Kernel::Permute(permute) => permute.operands(),
             Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
             Kernel::OwnRows { rows, cols, ranks, .. } => of(&[ranks * rows * cols], &[rows * cols]),
-            Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Quantise { rows, cols } => of(&[rows * cols], &coded(*rows, *cols)),
             Kernel::Dequantise { rows, cols } => of(&coded(*rows, *cols), &[rows * cols]),
-            Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
             Kernel::Wait { reads, writes, .. } => of(reads, writes),
             Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),

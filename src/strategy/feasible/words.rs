@@ -184,17 +184,14 @@ fn of_sequences(par: &Parallelism) -> Vec<Need> {
 /// Needs of options about what layers keep, make again, and go through in pieces.
 fn of_layers(par: &Parallelism) -> Vec<Need> {
     let (o, up) = (par.options, par.ulysses);
+    let in_parts = par.recompute != Recompute::Full && o.chunks == 0;
+    let beside_parts = "recompute none or selective, as full makes all again, and no fpdt, which does so too";
     vec![
-        (
-            "recompute-act",
-            o.recompute_act,
-            par.recompute != Recompute::Full && o.chunks == 0,
-            "recompute none or selective, as full makes all again, and no fpdt, which does so too",
-        ),
+        ("recompute-act", o.recompute_act, in_parts, beside_parts),
         (
             "recompute-mlp",
             o.recompute_mlp,
-            par.recompute != Recompute::Full && o.chunks == 0 && o.mlp_chunks == 0,
+            in_parts && o.mlp_chunks == 0,
             "recompute none or selective, as full makes all again, and no fpdt or mlp-chunks, which do so too",
         ),
         (
@@ -203,12 +200,7 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
             !par.cuts_all() && o.fold != Fold::DualPipe && !o.overlap_exchange,
             "gradients of weights with those of inputs, not put off by zb-h1, zb-v, v-half, v-min or dualpipe-v, and no overlap-exchange",
         ),
-        (
-            "recompute-norm",
-            o.recompute_norm,
-            par.recompute != Recompute::Full && o.chunks == 0,
-            "recompute none or selective, as full makes all again, and no fpdt, which does so too",
-        ),
+        ("recompute-norm", o.recompute_norm, in_parts, beside_parts),
         (
             "keep-attention",
             o.keep_attention,
@@ -230,7 +222,7 @@ fn of_layers(par: &Parallelism) -> Vec<Need> {
         (
             "keep-fp8",
             o.keep_fp8,
-            o.fp8 && par.recompute != Recompute::Full && o.chunks == 0,
+            o.fp8 && in_parts,
             "fp8, recompute none or selective, as full keeps neither, and no fpdt",
         ),
         (

@@ -6,15 +6,15 @@ use crate::units::BytesPerSec;
 
 /// Links between every two GPUs of a node, row by row. Empty behind a switch, and where there are no such links.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Mesh {
+pub struct PeerLinks {
     gpus: usize,
     links: Vec<u32>,
 }
 
-impl Mesh {
-    pub fn new(gpus: usize, links: impl Fn(usize, usize) -> u32) -> Mesh {
+impl PeerLinks {
+    pub fn new(gpus: usize, links: impl Fn(usize, usize) -> u32) -> PeerLinks {
         let all = (0..gpus * gpus).map(|at| (at / gpus, at % gpus));
-        Mesh { gpus, links: all.map(|(a, b)| if a == b { 0 } else { links(a, b) }).collect() }
+        PeerLinks { gpus, links: all.map(|(a, b)| if a == b { 0 } else { links(a, b) }).collect() }
     }
 
     /// GPUs of the largest equal parts of the node, of neighbours, that have links between all of them; 1 where there are
@@ -111,36 +111,36 @@ mod tests {
         [0, 0, 0, 2, 1, 2, 1, 0],
     ];
 
-    fn shared(mesh: &Mesh, links: u32, base: &str) -> ClusterSpec {
+    fn shared(led: &PeerLinks, links: u32, base: &str) -> ClusterSpec {
         let base = ClusterSpec::find(base).unwrap();
         let mut spec = base.clone();
-        (spec.gpus_per_node, spec.scale_up.links) = (mesh.gpus as u32, links);
+        (spec.gpus_per_node, spec.scale_up.links) = (led.gpus as u32, links);
         spec.scale_up.per_peer = None;
-        mesh.share(&mut spec, &base, |what| what.into());
+        led.share(&mut spec, &base, |what| what.into());
         spec.check("x").unwrap();
         spec
     }
 
     #[test]
     fn peers_have_their_part_of_all_links() {
-        let four = shared(&Mesh::new(4, |_, _| 4), 12, "dgx-a100").scale_up;
+        let four = shared(&PeerLinks::new(4, |_, _| 4), 12, "dgx-a100").scale_up;
         assert_eq!((four.per_peer.as_ref().unwrap().value.value(), four.package.as_ref()), (65e9, None));
         // A ring of two has no more than the links between them, of four all.
         let ring = |members| four.ring(4, members, four.per_peer.as_ref().map(|rate| rate.value)).value();
         assert!((ring(2) / 74e9 - 1.0).abs() < 1e-9 && ring(4) == 222e9, "{}", ring(2));
-        let note = Mesh::new(4, |_, _| 4).note(&four).unwrap();
+        let note = PeerLinks::new(4, |_, _| 4).note(&four).unwrap();
         assert!(
             note.contains("no switch") && note.contains("4 to each other one") && note.contains("65 GB/s"),
             "{note}"
         );
-        let pair = Mesh::new(2, |_, _| 4);
+        let pair = PeerLinks::new(2, |_, _| 4);
         let two = shared(&pair, 4, "dgx-a100").scale_up;
         assert_eq!((two.per_peer.as_ref(), pair.note(&two)), (None, None));
     }
 
     #[test]
     fn a_cube_is_two_parts_of_which_each_is_linked() {
-        let cube = Mesh::new(8, |a, b| CUBE[a][b]);
+        let cube = PeerLinks::new(8, |a, b| CUBE[a][b]);
         assert_eq!((cube.part(), cube.mean(4, true), cube.mean(4, false)), (4, Some((1.5, 1, 2)), Some((0.375, 0, 2))));
         let up = shared(&cube, 6, "dgx-a100").scale_up;
         let package = up.package.as_ref().unwrap();
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_ring_of_gpus_has_no_part_that_is_linked_but_pairs() {
-        let ring = Mesh::new(4, |a, b| u32::from(a.abs_diff(b) != 2) * 2);
+        let ring = PeerLinks::new(4, |a, b| u32::from(a.abs_diff(b) != 2) * 2);
         assert_eq!((ring.part(), ring.mean(2, true), ring.mean(2, false)), (2, Some((2.0, 2, 2)), Some((1.0, 0, 2))));
-        assert_eq!(Mesh::default().note(&ClusterSpec::find("v100-dgx1").unwrap().scale_up), None);
+        assert_eq!(PeerLinks::default().note(&ClusterSpec::find("v100-dgx1").unwrap().scale_up), None);
     }
 }
